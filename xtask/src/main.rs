@@ -1,0 +1,2 @@
+//! Developers commands.
+fn main() {}
