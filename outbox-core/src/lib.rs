@@ -1,1 +1,43 @@
-//! Placeholder.
+//! A transactional outbox: events leave with the transaction that wrote them, in order per aggregate, at least once.
+//!
+//! This crate holds what every part shares: the [event](NewEvent), the contracts of a [`Store`] (an outbox table) and of a
+//! [`Publisher`] (a broker), and the relay between them. It knows no driver, reads no file and no environment.
+
+mod batch;
+mod error;
+mod event;
+pub mod headers;
+mod hint;
+mod id;
+mod inbox;
+mod new_event;
+mod publisher;
+mod retry;
+mod router;
+mod store;
+#[cfg(test)]
+mod testing;
+#[cfg(feature = "opentelemetry")]
+mod trace;
+mod writer;
+
+pub use async_trait::async_trait;
+pub use batch::{Batch, Message, Verdict};
+pub use error::{PublishError, StoreError, StoreErrorKind};
+pub use event::{Event, EventRow, EventRows, Receipt};
+pub use hint::Hint;
+pub use id::{EventId, InvalidId};
+pub use inbox::Inbox;
+pub use new_event::{
+    Due, InvalidEvent, MAX_HEADER_NAME_BYTES, MAX_HEADERS_BYTES, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES,
+    NewEvent, NewEventBuilder,
+};
+pub use publisher::{Failure, FailureClass, KeyOrder, Publisher};
+pub use retry::{Exhausted, RetryPolicies, RetryPolicy};
+pub use router::{InvalidTemplate, Router};
+pub use store::{
+    Backlog, Capabilities, ClaimRequest, Claimed, Dead, Delivered, Epoch, LaneCursor, LaneId,
+    LaneRead, Leases, MAX_REASON_BYTES, OpenWriter, OwnedLane, Pipeline, Position, Probe, Retry,
+    Settled, Settlements, Snapshot, Store, TypeFilter, Watermark, Worker,
+};
+pub use writer::Writer;
