@@ -11,7 +11,7 @@ use std::time::Duration;
 pub struct RetryPolicy {
     /// The first delay. Default 1 s.
     pub base: Duration,
-    /// The longest delay, before jitter. Default 60 s.
+    /// The longest delay, before jitter. Default 60 s, never more than [`RetryPolicy::LONGEST`].
     pub max: Duration,
     /// The largest random lengthening, as a share of the delay: 0 to 0.1. Default 0.1.
     pub jitter: f64,
@@ -43,6 +43,9 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
+    /// No delay is longer than this, whatever is configured, before jitter.
+    pub const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
     /// With this first and longest delay.
     #[must_use]
     pub fn with_delays(mut self, base: Duration, max: Duration) -> Self {
@@ -76,7 +79,7 @@ impl RetryPolicy {
     #[must_use]
     pub fn delay(&self, attempts: u32, luck: f64) -> Duration {
         let doubled = 1u32.checked_shl(attempts.saturating_sub(1)).unwrap_or(u32::MAX);
-        let plain = self.base.saturating_mul(doubled).min(self.max);
+        let plain = self.base.saturating_mul(doubled).min(self.max).min(Self::LONGEST);
         let luck = if luck.is_nan() { 0.0 } else { luck.clamp(0.0, 1.0) };
         plain + plain.mul_f64(self.jitter.clamp(0.0, 0.1) * luck)
     }
@@ -151,8 +154,9 @@ mod tests {
         fn no_attempt_count_overflows(attempts: u32, luck in -1.0..2.0f64, base in 0u64..=u64::MAX / 2) {
             let policy = RetryPolicy::default().with_delays(Duration::from_millis(base), Duration::from_secs(3600));
             let delay = policy.delay(attempts, luck);
-            prop_assert!(delay >= policy.base.min(policy.max));
-            prop_assert!(delay <= policy.max.mul_f64(1.1) + Duration::from_nanos(1000));
+            let plain = policy.base.min(RetryPolicy::LONGEST);
+            prop_assert!(delay >= plain);
+            prop_assert!(delay <= RetryPolicy::LONGEST.mul_f64(1.1));
         }
 
         #[test]
