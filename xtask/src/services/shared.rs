@@ -1,0 +1,193 @@
+//! The shared servers: one of each, on fixed ports, until they are stopped.
+
+use std::path::PathBuf;
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Instant;
+
+use super::folders;
+use super::kafka::Node;
+use super::pgbouncer::Pgbouncer;
+use super::postgres::{Cluster, PostgresVersion, answers};
+use super::process::Lifetime;
+use super::{install, kafka_wire, ports, tls};
+use crate::Result;
+
+/// An environment variable that tells the tests where a server is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Variable {
+    /// `OUTBOX_TEST_…`.
+    pub name: &'static str,
+    /// A URL, an address or a path.
+    pub value: String,
+}
+
+/// State of one shared server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Status {
+    /// The server's name.
+    pub name: String,
+    /// Its pid, while it runs.
+    pub pid: Option<u32>,
+    /// Whether it answered a query just now.
+    pub answers: bool,
+    /// Where it listens.
+    pub address: String,
+}
+
+/// Starts the shared servers side by side and waits until each answers; what runs is left as it is.
+///
+/// A server whose variable is set in the environment to a place of the user's own is not started.
+/// What is missing is downloaded; Debian's packages must be [installed](super::install).
+///
+/// # Errors
+///
+/// The texts of all servers that did not start, each with the end of its log.
+pub fn start() -> Result<()> {
+    let _lock = folders::lock()?;
+    tls::create()?;
+    let wanted: Vec<&str> =
+        variables().iter().filter(|v| !is_users_own(v)).map(|v| v.name).collect();
+    let wants = |name| wanted.contains(&name);
+    let servers = Servers::new();
+    let behind_pgbouncer = wants(PGBOUNCER_URL);
+    thread::scope(|scope| {
+        let mut starts: Vec<ScopedJoinHandle<'_, Result<()>>> = Vec::new();
+        if wants(POSTGRES_URL) || behind_pgbouncer {
+            starts.push(scope.spawn(|| {
+                timed(servers.postgres_15.process.name(), || servers.postgres_15.start())?;
+                if behind_pgbouncer {
+                    timed(servers.pgbouncer.process.name(), || servers.pgbouncer.start())?;
+                }
+                Ok(())
+            }));
+        }
+        if wants(POSTGRES_NEW_URL) {
+            starts.push(scope.spawn(|| {
+                install::postgres(PostgresVersion::V18)?;
+                timed(servers.postgres_18.process.name(), || servers.postgres_18.start())
+            }));
+        }
+        if wants(KAFKA_BOOTSTRAP) {
+            starts.push(scope.spawn(|| {
+                install::kafka_jars()?;
+                timed(servers.kafka.process.name(), || servers.kafka.start())
+            }));
+        }
+        let results = starts.into_iter().map(|start| start.join().expect("a start does not panic"));
+        all(results.collect())
+    })
+}
+
+/// Stops the shared servers; their data stay.
+///
+/// # Errors
+///
+/// The texts of all servers that had to be killed.
+pub fn stop() -> Result<()> {
+    let _lock = folders::lock()?;
+    let servers = Servers::new();
+    thread::scope(|scope| {
+        let stops = [
+            scope.spawn(|| all(vec![servers.pgbouncer.stop(), servers.postgres_15.stop()])),
+            scope.spawn(|| servers.postgres_18.stop()),
+            scope.spawn(|| servers.kafka.stop()),
+        ];
+        all(stops.into_iter().map(|stop| stop.join().expect("a stop does not panic")).collect())
+    })
+}
+
+/// State of the shared servers, by asking each.
+pub fn status() -> Vec<Status> {
+    let Servers { postgres_15, postgres_18, pgbouncer, kafka } = Servers::new();
+    [
+        (&postgres_15.process, postgres_15.url()),
+        (&postgres_18.process, postgres_18.url()),
+        (&pgbouncer.process, pgbouncer.url()),
+        (&kafka.process, kafka.bootstrap()),
+    ]
+    .into_iter()
+    .map(|(process, address)| {
+        let answers = process.pid().is_some()
+            && if address.contains("://") {
+                answers(&address)
+            } else {
+                kafka_wire::answers(&address)
+            };
+        Status { name: process.name().to_owned(), pid: process.pid(), answers, address }
+    })
+    .collect()
+}
+
+/// The variables that point the tests to the shared servers.
+pub fn variables() -> Vec<Variable> {
+    let servers = Servers::new();
+    vec![
+        Variable { name: POSTGRES_URL, value: servers.postgres_15.url() },
+        Variable { name: POSTGRES_NEW_URL, value: servers.postgres_18.url() },
+        Variable { name: PGBOUNCER_URL, value: servers.pgbouncer.url() },
+        Variable { name: POSTGRES_CA, value: tls::ca_certificate().display().to_string() },
+        Variable { name: KAFKA_BOOTSTRAP, value: servers.kafka.bootstrap() },
+    ]
+}
+
+const POSTGRES_URL: &str = "OUTBOX_TEST_POSTGRES_URL";
+const POSTGRES_NEW_URL: &str = "OUTBOX_TEST_POSTGRES_NEW_URL";
+const PGBOUNCER_URL: &str = "OUTBOX_TEST_PGBOUNCER_URL";
+const POSTGRES_CA: &str = "OUTBOX_TEST_POSTGRES_CA";
+const KAFKA_BOOTSTRAP: &str = "OUTBOX_TEST_KAFKA_BOOTSTRAP";
+
+struct Servers {
+    postgres_15: Cluster,
+    postgres_18: Cluster,
+    pgbouncer: Pgbouncer,
+    kafka: Node,
+}
+
+impl Servers {
+    fn new() -> Self {
+        let folder = |name: &str| -> PathBuf { folders::servers().join("shared").join(name) };
+        let postgres = |version, name: &str, port| {
+            Cluster::new(version, &folder(name), port, Lifetime::Detached)
+        };
+        Self {
+            postgres_15: postgres(PostgresVersion::V15, "postgres-15", ports::POSTGRES_15),
+            postgres_18: postgres(PostgresVersion::V18, "postgres-18", ports::POSTGRES_18),
+            pgbouncer: Pgbouncer::new(&folder("pgbouncer")),
+            kafka: Node::new(
+                &folder("kafka"),
+                ports::KAFKA,
+                ports::KAFKA_CONTROLLER,
+                Lifetime::Detached,
+            ),
+        }
+    }
+}
+
+impl Variable {
+    /// What a test will see: the user's value, when there is one.
+    pub fn effective(&self) -> String {
+        match std::env::var(self.name) {
+            Ok(value) if !value.is_empty() => value,
+            _ => self.value.clone(),
+        }
+    }
+}
+
+fn is_users_own(variable: &Variable) -> bool {
+    variable.effective() != variable.value
+}
+
+fn timed(name: &str, start: impl FnOnce() -> Result<()>) -> Result<()> {
+    let begin = Instant::now();
+    start()?;
+    eprintln!("{name} is up ({:.1} s)", begin.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn all(results: Vec<Result<()>>) -> Result<()> {
+    let errors: Vec<String> =
+        results.into_iter().filter_map(Result::err).map(|e| e.to_string()).collect();
+    if errors.is_empty() { Ok(()) } else { Err(errors.join("\n").into()) }
+}

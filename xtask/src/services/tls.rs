@@ -1,0 +1,60 @@
+//! A private certificate authority and one server certificate for localhost and 127.0.0.1.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::{folders, process::run};
+use crate::Result;
+
+/// Ten years: the folder is a cache, and a certificate that ends would be a test that ends.
+const DAYS: &str = "3650";
+
+pub(crate) fn folder() -> PathBuf {
+    folders::servers().join("tls")
+}
+
+/// The certificate that a client must trust to verify the servers.
+pub(crate) fn ca_certificate() -> PathBuf {
+    folder().join("ca.crt")
+}
+
+/// Makes the certificates once: `ca.crt`, `ca.key`, `server.crt`, `server.key`.
+pub(crate) fn create() -> Result<()> {
+    if ca_certificate().exists() {
+        return Ok(());
+    }
+    let new = folders::servers().join("tls.new");
+    let _ = fs::remove_dir_all(&new);
+    folders::create(&new)?;
+    let certificate = |name: &str, options: &[&str]| {
+        let (key, crt) = (format!("{name}.key"), format!("{name}.crt"));
+        run(Command::new("openssl")
+            .current_dir(&new)
+            .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"])
+            .args(["-nodes", "-days", DAYS, "-keyout", &key, "-out", &crt])
+            .args(options))
+    };
+    certificate(
+        "ca",
+        &["-subj", "/CN=outbox test CA", "-addext", "keyUsage=critical,keyCertSign,cRLSign"],
+    )?;
+    certificate(
+        "server",
+        &[
+            ["-subj", "/CN=localhost"],
+            ["-CA", "ca.crt"],
+            ["-CAkey", "ca.key"],
+            ["-addext", "basicConstraints=critical,CA:FALSE"],
+            ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"],
+            ["-addext", "extendedKeyUsage=serverAuth"],
+        ]
+        .concat(),
+    )?;
+    for file in ["ca.crt", "server.crt"] {
+        fs::set_permissions(new.join(file), fs::Permissions::from_mode(0o644))?;
+    }
+    fs::rename(&new, folder())?;
+    Ok(())
+}
