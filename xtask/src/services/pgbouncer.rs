@@ -30,6 +30,7 @@ impl Pgbouncer {
     /// Does nothing when it runs. PostgreSQL must be up.
     pub(crate) fn start(&self) -> Result<()> {
         if self.process.pid().is_none() {
+            ports::check_free(ports::PGBOUNCER)?;
             let folder = self.process.folder();
             folders::create(folder)?;
             self.configure(folder)?;

@@ -39,3 +39,11 @@ impl ReservedPort {
         self.port
     }
 }
+
+/// An error that names the port when another program listens there.
+pub(crate) fn check_free(port: u16) -> Result<()> {
+    match TcpListener::bind(("127.0.0.1", port)) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(format!("port {port} on 127.0.0.1 is taken by another program: {e}").into()),
+    }
+}

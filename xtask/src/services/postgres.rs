@@ -7,9 +7,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::folders::{self, PrivateFolder, is_root};
-use super::ports::ReservedPort;
+use super::install::{self, Need};
+use super::ports::{ReservedPort, check_free};
 use super::process::{Lifetime, Process, User, command_as, or_panic, run};
-use super::{install, tls};
+use super::tls;
 use crate::Result;
 
 /// Time until a server answers, crash recovery and a busy machine included.
@@ -63,8 +64,7 @@ impl Postgres {
         }
         {
             let _lock = folders::lock()?;
-            tls::create()?;
-            install::postgres(version)?;
+            install::install_for(&[Need::Postgres])?;
         }
         cluster.start()?;
         Ok(Self { cluster, _port: port, _folder: folder })
@@ -166,6 +166,7 @@ impl Cluster {
     pub(crate) fn start(&self) -> Result<()> {
         let data = self.process.folder().join("data");
         if self.process.pid().is_none() {
+            check_free(self.port)?;
             if !data.exists() {
                 self.initialize(&data)?;
             }
@@ -186,14 +187,6 @@ impl Cluster {
     /// Beside the final place first, so that an interrupted start leaves no half cluster.
     fn initialize(&self, data: &Path) -> Result<()> {
         let initdb = install::postgres(self.version)?.join("initdb");
-        if !initdb.exists() {
-            return Err(format!(
-                "{} is not installed ({} is missing): cargo xtask services install",
-                self.process.name(),
-                initdb.display()
-            )
-            .into());
-        }
         let folder = self.process.folder();
         folders::create(folder)?;
         let (new, password) = (data.with_extension("new"), folder.join("password"));

@@ -5,11 +5,12 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
 use super::folders;
+use super::install::{self, Need};
 use super::kafka::Node;
 use super::pgbouncer::Pgbouncer;
 use super::postgres::{Cluster, PostgresVersion, answers};
 use super::process::Lifetime;
-use super::{install, kafka_wire, ports, tls};
+use super::{kafka_wire, ports, tls};
 use crate::Result;
 
 /// An environment variable that tells the tests where a server is.
@@ -39,17 +40,23 @@ pub struct Status {
 /// Starts the shared servers side by side and waits until each answers; what runs is left as it is.
 ///
 /// A server whose variable is set in the environment to a place of the user's own is not started.
-/// What is missing is downloaded; Debian's packages must be [installed](super::install).
+/// What the build and these servers need is installed first, as by [`install`](super::install).
 ///
 /// # Errors
 ///
-/// The texts of all servers that did not start, each with the end of its log.
+/// What is missing and may not be installed; or the texts of all servers that did not start, each with the end of its log.
 pub fn start() -> Result<()> {
     let _lock = folders::lock()?;
-    tls::create()?;
-    let wanted: Vec<&str> =
-        variables().iter().filter(|v| !is_users_own(v)).map(|v| v.name).collect();
-    let wants = |name| wanted.contains(&name);
+    let wants = |name| users_own(name).is_none();
+    let mut needs = vec![Need::Build];
+    if wants(POSTGRES_URL) || wants(POSTGRES_NEW_URL) || wants(PGBOUNCER_URL) {
+        needs.push(Need::Postgres);
+    }
+    if wants(KAFKA_BOOTSTRAP) {
+        needs.push(Need::Kafka);
+    }
+    install::install_for(&needs)?;
+
     let servers = Servers::new();
     let behind_pgbouncer = wants(PGBOUNCER_URL);
     thread::scope(|scope| {
@@ -65,15 +72,13 @@ pub fn start() -> Result<()> {
         }
         if wants(POSTGRES_NEW_URL) {
             starts.push(scope.spawn(|| {
-                install::postgres(PostgresVersion::V18)?;
                 timed(servers.postgres_18.process.name(), || servers.postgres_18.start())
             }));
         }
         if wants(KAFKA_BOOTSTRAP) {
-            starts.push(scope.spawn(|| {
-                install::kafka_jars()?;
-                timed(servers.kafka.process.name(), || servers.kafka.start())
-            }));
+            starts.push(
+                scope.spawn(|| timed(servers.kafka.process.name(), || servers.kafka.start())),
+            );
         }
         let results = starts.into_iter().map(|start| start.join().expect("a start does not panic"));
         all(results.collect())
@@ -120,8 +125,22 @@ pub fn status() -> Vec<Status> {
     .collect()
 }
 
-/// The variables that point the tests to the shared servers.
+/// The variables that point the tests to their servers: those of the user's own where the
+/// environment names them, else the shared ones.
 pub fn variables() -> Vec<Variable> {
+    let own_postgres = users_own(POSTGRES_URL).is_some();
+    shared_variables()
+        .into_iter()
+        // Our certificate says nothing about a server of the user's own.
+        .filter(|shared| shared.name != POSTGRES_CA || !own_postgres)
+        .map(|shared| match users_own(shared.name) {
+            Some(value) => Variable { value, ..shared },
+            None => shared,
+        })
+        .collect()
+}
+
+fn shared_variables() -> Vec<Variable> {
     let servers = Servers::new();
     vec![
         Variable { name: POSTGRES_URL, value: servers.postgres_15.url() },
@@ -130,6 +149,12 @@ pub fn variables() -> Vec<Variable> {
         Variable { name: POSTGRES_CA, value: tls::ca_certificate().display().to_string() },
         Variable { name: KAFKA_BOOTSTRAP, value: servers.kafka.bootstrap() },
     ]
+}
+
+/// The value that the user has set, unless it names our own server.
+fn users_own(name: &str) -> Option<String> {
+    let value = std::env::var(name).ok().filter(|value| !value.is_empty())?;
+    shared_variables().iter().all(|shared| shared.value != value).then_some(value)
 }
 
 const POSTGRES_URL: &str = "OUTBOX_TEST_POSTGRES_URL";
@@ -163,20 +188,6 @@ impl Servers {
             ),
         }
     }
-}
-
-impl Variable {
-    /// What a test will see: the user's value, when there is one.
-    pub fn effective(&self) -> String {
-        match std::env::var(self.name) {
-            Ok(value) if !value.is_empty() => value,
-            _ => self.value.clone(),
-        }
-    }
-}
-
-fn is_users_own(variable: &Variable) -> bool {
-    variable.effective() != variable.value
 }
 
 fn timed(name: &str, start: impl FnOnce() -> Result<()>) -> Result<()> {
