@@ -10,6 +10,7 @@ pub mod headers;
 mod hint;
 mod id;
 mod inbox;
+pub mod memory;
 mod new_event;
 mod publisher;
 mod retry;

@@ -1,0 +1,318 @@
+//! The state of the table and what one statement does to it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+use super::lease::PipelineLeases;
+use super::row::{NEVER, Row, insert_of};
+use crate::{
+    Backlog, Capabilities, Due, EventId, EventRow, LaneId, NewEvent, OpenWriter, Pipeline,
+    Position, Probe, Receipt, Settled, Settlements, Snapshot, StoreError, Watermark,
+};
+
+/// When the clock of every table starts: a fixed time, so that a run can be repeated. Microseconds since 1970.
+const CLOCK_START: i64 = 1_700_000_000_000_000;
+
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) lanes: u16,
+    pub(super) capabilities: Capabilities,
+    started: Instant,
+    /// Committed and pending, in the order in which a claim reads them.
+    pub(super) rows: BTreeMap<(LaneId, Position), Row>,
+    /// Given up, with the reason.
+    pub(super) dead: Vec<(Row, String)>,
+    /// The last position that was drawn.
+    drawn: Position,
+    /// Transactions so far.
+    begun: u64,
+    /// Transactions that have appended, by their number, with their transaction id.
+    writers: BTreeMap<u64, u64>,
+    next_transaction_id: u64,
+    pub(super) pipelines: BTreeMap<String, PipelineLeases>,
+    /// (consumer, event id) and, while it is not committed, the transaction that marked it.
+    marks: BTreeMap<(String, String), Option<u64>>,
+}
+
+// The application's side.
+impl Table {
+    pub(super) fn new(lanes: u16, capabilities: Capabilities) -> Self {
+        Self {
+            lanes,
+            capabilities,
+            started: Instant::now(),
+            rows: BTreeMap::new(),
+            dead: Vec::new(),
+            drawn: 0,
+            begun: 0,
+            writers: BTreeMap::new(),
+            next_transaction_id: 1,
+            pipelines: BTreeMap::new(),
+            marks: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn begin(&mut self) -> u64 {
+        self.begun += 1;
+        self.begun
+    }
+
+    /// Draws positions for `events`, now and not at the commit: transactions may become visible in another order.
+    pub(super) fn draw(
+        &mut self,
+        number: u64,
+        events: &[NewEvent],
+    ) -> Result<Vec<Row>, StoreError> {
+        if !self.capabilities.scheduled && events.iter().any(|event| event.due().is_some()) {
+            return Err(StoreError::misconfigured("this store has no scheduled events"));
+        }
+        if !events.is_empty() && !self.writers.contains_key(&number) {
+            self.writers.insert(number, self.next_transaction_id);
+            self.next_transaction_id += 1;
+        }
+        let rows = events.iter().map(|event| {
+            let due_at = event.due().map(|due| self.due_at(due));
+            self.row(&insert_of(event), due_at)
+        });
+        Ok(rows.collect())
+    }
+
+    /// Completes an insert: the next position, the lane of its aggregate, the time.
+    pub(super) fn row(&mut self, insert: &EventRow<'_>, due_at: Option<i64>) -> Row {
+        self.drawn += 1;
+        let hashed = insert.aggregate_id.map_or_else(|| insert.id.to_string(), str::to_owned);
+        let lane = LaneId::try_from(stable_hash(&hashed) % u64::from(self.lanes));
+        let row = EventRow {
+            position: self.drawn,
+            lane: lane.expect("a lane is below the lane count"),
+            created_at_micros: self.now(),
+            ..insert.clone()
+        };
+        Row::new(&row, due_at)
+    }
+
+    pub(super) fn commit(&mut self, number: u64, rows: Vec<Row>, marks: &[(String, String)]) {
+        self.writers.remove(&number);
+        for row in rows {
+            let row = match self.capabilities.watermark {
+                Watermark::CommitOrder => self.drawn_again(&row),
+                _ => row,
+            };
+            self.insert(row);
+        }
+        for mark in marks {
+            self.marks.insert(mark.clone(), None);
+        }
+    }
+
+    /// A store with one writer at a time shows positions in their order: as if they were drawn at the commit.
+    fn drawn_again(&mut self, row: &Row) -> Row {
+        self.drawn += 1;
+        row.at(self.drawn)
+    }
+
+    pub(super) fn rollback(&mut self, number: u64, marks: &[(String, String)]) {
+        self.writers.remove(&number);
+        self.unmark(marks);
+    }
+
+    /// Marks (consumer, event id): whether it is new, or `None` while another open transaction has marked it.
+    pub(super) fn mark(&mut self, number: u64, mark: &(String, String)) -> Option<bool> {
+        match self.marks.get(mark) {
+            None => {
+                self.marks.insert(mark.clone(), Some(number));
+                Some(true)
+            }
+            Some(Some(other)) if *other != number => None,
+            Some(_) => Some(false),
+        }
+    }
+
+    pub(super) fn unmark(&mut self, marks: &[(String, String)]) {
+        for mark in marks {
+            self.marks.remove(mark);
+        }
+    }
+}
+
+// The relay's side.
+impl Table {
+    pub(super) fn join(&mut self, pipeline: &Pipeline) -> Result<u16, StoreError> {
+        for (name, other) in &self.pipelines {
+            if name != pipeline.name()
+                && other.has_live_workers()
+                && other.types.overlaps(pipeline.types())
+            {
+                return Err(StoreError::misconfigured(format!(
+                    "pipelines {name:?} and {:?} share aggregate types: make their filters disjoint",
+                    pipeline.name()
+                )));
+            }
+        }
+        self.pipeline(pipeline).types = pipeline.types().clone();
+        Ok(self.lanes)
+    }
+
+    pub(super) fn pipeline(&mut self, pipeline: &Pipeline) -> &mut PipelineLeases {
+        self.pipelines
+            .entry(pipeline.name().to_owned())
+            .or_insert_with(|| PipelineLeases::new(pipeline.types().clone(), self.lanes))
+    }
+
+    pub(super) fn settle(&mut self, settlements: &Settlements) -> Settled {
+        let mut settled = Settled::default();
+        for (lane, epoch) in &settlements.lanes {
+            let owner = !self.capabilities.leases
+                || self.pipeline(&settlements.worker.pipeline).owns(
+                    settlements.worker.id,
+                    *lane,
+                    *epoch,
+                );
+            if owner {
+                settled.held.push(*lane);
+            }
+        }
+        let held = settled.held.clone();
+        let holds = |receipt: &Receipt| held.contains(&receipt.lane);
+        let now = self.now();
+        let mut found = Vec::new();
+
+        for delivered in settlements.delivered.iter().filter(|it| holds(&it.receipt)) {
+            found.push(self.remove(&delivered.receipt).is_some());
+        }
+        for retry in settlements.retries.iter().filter(|it| holds(&it.receipt)) {
+            let row = self.find(&retry.receipt);
+            found.push(row.is_some());
+            if let Some(row) = row {
+                row.attempts = retry.attempts;
+                row.due_at = Some(retry.delay.map_or(NEVER, |delay| later(now, delay)));
+                row.last_error = Some(retry.reason.clone());
+            }
+        }
+        for dead in settlements.dead.iter().filter(|it| holds(&it.receipt)) {
+            let row = self.remove(&dead.receipt);
+            found.push(row.is_some());
+            if let Some(row) = row {
+                self.dead.push((Row { attempts: dead.attempts, ..row }, dead.reason.clone()));
+            }
+        }
+        for lane in settlements.recovered.iter().filter(|lane| held.contains(lane)) {
+            self.pipeline(&settlements.worker.pipeline).recovered(*lane);
+        }
+        settled.missing = found.iter().filter(|found| !**found).count() as u64;
+        settled
+    }
+
+    pub(super) fn probe(&self, after: Position) -> Probe {
+        let top = self.rows.values().map(Row::position).max().unwrap_or(0).max(after);
+        let writers = self.writers.iter().map(|(number, transaction)| OpenWriter {
+            name: format!("transaction {number}"),
+            transaction: Some(*transaction),
+        });
+        let known = self.capabilities.watermark == Watermark::Writers;
+        Probe::new(top, if known { writers.collect() } else { Vec::new() }, "")
+    }
+
+    pub(super) fn snapshot(&self) -> Snapshot {
+        let mut in_progress: Vec<u64> = self.writers.values().copied().collect();
+        in_progress.sort_unstable();
+        Snapshot {
+            lowest_open: in_progress.first().copied().unwrap_or(self.next_transaction_id),
+            first_unborn: self.next_transaction_id,
+            in_progress,
+        }
+    }
+
+    pub(super) fn backlog(&self, pipeline: &Pipeline, cap: u64) -> Backlog {
+        let now = self.now();
+        let types = pipeline.types();
+        let capped = |count: usize| cap.min(count as u64);
+        let pending = || self.rows.values().filter(|row| types.contains(row.aggregate_type()));
+        let dead = self.dead.iter().filter(|(row, _)| types.contains(row.aggregate_type()));
+        let due = pending().filter(|row| row.due_at.is_none_or(|due_at| due_at <= now));
+        let age = |row: &Row| Duration::from_micros(now.abs_diff(row.created_at()));
+        let bytes = |size: usize| size as u64;
+        Backlog {
+            pending: capped(pending().count()),
+            oldest: due.map(age).max(),
+            blocked: capped(pending().filter(|row| row.is_blocked()).count()),
+            dead: capped(dead.count()),
+            table_bytes: vec![
+                ("live", bytes(self.rows.values().map(Row::size).sum())),
+                ("dead", bytes(self.dead.iter().map(|(row, _)| row.size()).sum())),
+            ],
+        }
+    }
+}
+
+// The operator's side, and what all share.
+impl Table {
+    /// Committed rows in the order of their positions.
+    pub(super) fn pending(&self) -> Vec<&Row> {
+        let mut rows: Vec<&Row> = self.rows.values().collect();
+        rows.sort_by_key(|row| row.position());
+        rows
+    }
+
+    /// A dead letter or a blocked head gets its turn again: due now, under its old position, so that it holds the later
+    /// events of its aggregate.
+    pub(super) fn requeue(&mut self, id: &EventId) -> bool {
+        let now = Some(self.now());
+        if let Some(at) = self.dead.iter().position(|(row, _)| row.id() == id) {
+            let (row, _) = self.dead.remove(at);
+            self.insert(Row { due_at: now, attempts: row.attempts.max(1), ..row });
+            return true;
+        }
+        let blocked = self.rows.values_mut().find(|row| row.id() == id && row.is_blocked());
+        blocked.map(|row| row.due_at = now).is_some()
+    }
+
+    /// Removes a dead letter or a blocked head for good.
+    pub(super) fn discard(&mut self, id: &EventId) -> bool {
+        let before = (self.dead.len(), self.rows.len());
+        self.dead.retain(|(row, _)| row.id() != id);
+        self.rows.retain(|_, row| row.id() != id || !row.is_blocked());
+        before != (self.dead.len(), self.rows.len())
+    }
+
+    /// The table's clock, in microseconds since 1970. It stands and moves with tokio's.
+    pub(super) fn now(&self) -> i64 {
+        later(CLOCK_START, self.started.elapsed())
+    }
+
+    fn due_at(&self, due: Due) -> i64 {
+        match due {
+            Due::After(delay) => later(self.now(), delay),
+            Due::At(time) => later(0, time.duration_since(UNIX_EPOCH).unwrap_or_default()),
+        }
+    }
+
+    pub(super) fn insert(&mut self, row: Row) {
+        self.rows.insert((row.lane(), row.position()), row);
+    }
+
+    fn find(&mut self, receipt: &Receipt) -> Option<&mut Row> {
+        let row = self.rows.get_mut(&(receipt.lane, receipt.position));
+        row.filter(|row| row.is(receipt))
+    }
+
+    fn remove(&mut self, receipt: &Receipt) -> Option<Row> {
+        self.find(receipt)?;
+        self.rows.remove(&(receipt.lane, receipt.position))
+    }
+}
+
+fn later(micros: i64, delay: Duration) -> i64 {
+    // One below NEVER: even the longest delay is not a blocked head.
+    let delay = i64::try_from(delay.as_micros()).unwrap_or(NEVER);
+    micros.saturating_add(delay).min(NEVER - 1)
+}
+
+/// FNV-1a: the same on every machine and in every version.
+fn stable_hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
