@@ -66,7 +66,7 @@ impl Process {
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let pid = spawn_and_reap(command)
             .map_err(|e| format!("cannot start {}: {}: {e}", self.name, program.display()))?;
-        fs::write(self.folder.join("pid"), pid.to_string())?;
+        fs::write(self.folder.join("pid"), format!("{pid}\n"))?;
         Ok(())
     }
 
