@@ -1,0 +1,107 @@
+//! The workspace keeps its shape: who may depend on whom.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// What each crate of the workspace may use of the others. A crate that is not listed is red.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("outbox-core", &[]),
+    ("outbox-postgres", &["outbox-core"]),
+    ("outbox-sqlite", &["outbox-core"]),
+    ("outbox-kafka", &["outbox-core"]),
+    ("outbox-conformance", &["outbox-core"]),
+    ("outbox", &["outbox-core", "outbox-postgres", "outbox-sqlite", "outbox-kafka"]),
+    (
+        "outbox-bench",
+        &["outbox", "outbox-core", "outbox-postgres", "outbox-sqlite", "outbox-kafka"],
+    ),
+    ("xtask", &[]),
+];
+
+#[test]
+fn crates_depend_only_downwards() {
+    for package in packages() {
+        let arrows = ARROWS.iter().find(|(name, _)| *name == package.name);
+        let (_, allowed) = arrows.unwrap_or_else(|| panic!("{} is not in ARROWS", package.name));
+        for dependency in package.workspace_dependencies(Kind::Normal) {
+            assert!(
+                allowed.contains(&dependency.as_str()),
+                "{} must not depend on {dependency}",
+                package.name
+            );
+        }
+    }
+}
+
+#[test]
+fn xtask_depends_on_nothing_so_that_it_starts_at_once() {
+    let xtask = packages().into_iter().find(|package| package.name == "xtask").unwrap();
+    assert_eq!(xtask.dependencies(Kind::Normal), [""; 0]);
+}
+
+#[test]
+fn nothing_depends_on_the_benchmark() {
+    for package in packages() {
+        let all = [Kind::Normal, Kind::Development].map(|kind| package.dependencies(kind)).concat();
+        assert!(!all.iter().any(|name| name == "outbox-bench"), "{} does", package.name);
+    }
+}
+
+#[test]
+fn no_crate_can_be_published_by_accident() {
+    for package in packages() {
+        assert_eq!(package.json["publish"], serde_json::json!([]), "{}", package.name);
+    }
+}
+
+struct Package {
+    name: String,
+    json: Value,
+}
+
+/// Build dependencies count as normal ones: both reach the user of a crate.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Normal,
+    Development,
+}
+
+impl Package {
+    fn dependencies(&self, kind: Kind) -> Vec<String> {
+        let list = self.json["dependencies"].as_array().expect("cargo lists them");
+        list.iter()
+            .filter(|dependency| (dependency["kind"] == "dev") == (kind == Kind::Development))
+            .map(|dependency| dependency["name"].as_str().expect("a name").to_owned())
+            .collect()
+    }
+
+    fn workspace_dependencies(&self, kind: Kind) -> Vec<String> {
+        let own: BTreeSet<&str> = ARROWS.iter().map(|(name, _)| *name).collect();
+        self.dependencies(kind).into_iter().filter(|name| own.contains(name.as_str())).collect()
+    }
+}
+
+fn packages() -> Vec<Package> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo speaks JSON");
+    let packages = metadata["packages"].as_array().expect("cargo lists the packages");
+    packages
+        .iter()
+        .map(|json| Package {
+            name: json["name"].as_str().expect("a name").to_owned(),
+            json: json.clone(),
+        })
+        .collect()
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
