@@ -1,7 +1,7 @@
 //! The messages of one publish call, and the verdicts on them.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
@@ -119,9 +119,7 @@ struct Inner {
     failures: Mutex<Vec<(usize, Failure)>>,
     /// Messages without a verdict.
     open: AtomicUsize,
-    /// Whether every verdict is to wake the watcher, not only the last one.
-    eager: AtomicBool,
-    changed: Notify,
+    all_settled: Notify,
 }
 
 const OPEN: u8 = 0;
@@ -141,8 +139,7 @@ impl Batch {
             slots,
             failures: Mutex::new(Vec::new()),
             open,
-            eager: AtomicBool::new(false),
-            changed: Notify::new(),
+            all_settled: Notify::new(),
         }))
     }
 
@@ -227,30 +224,23 @@ impl Batch {
     /// Returns when every message has a verdict. Cancel safe.
     pub async fn all_settled(&self) {
         loop {
-            let changed = self.0.changed.notified();
+            let all_settled = self.0.all_settled.notified();
             if self.open() == 0 {
                 return;
             }
-            changed.await;
+            all_settled.await;
         }
     }
 
-    /// Returns when fewer than `open` messages are open. Cancel safe.
-    pub(crate) async fn fewer_open_than(&self, open: usize) {
-        self.0.eager.store(true, Ordering::SeqCst);
-        loop {
-            let changed = self.0.changed.notified();
-            if self.open() < open {
-                return;
-            }
-            changed.await;
-        }
+    /// Whether nobody else holds the batch, so that no verdict can come any more.
+    pub(crate) fn is_orphaned(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
     }
 
     fn settled_one(&self) {
         let was = self.0.open.fetch_sub(1, Ordering::AcqRel);
-        if was == 1 || self.0.eager.load(Ordering::SeqCst) {
-            self.0.changed.notify_waiters();
+        if was == 1 {
+            self.0.all_settled.notify_waiters();
         }
     }
 
@@ -310,17 +300,12 @@ mod tests {
         waiting.await.unwrap();
     }
 
-    #[tokio::test]
-    async fn a_late_verdict_wakes_who_watches_an_open_message() {
-        let batch = batch(3);
-        batch.confirm(0);
-        let waiting = tokio::spawn({
-            let batch = batch.clone();
-            async move { batch.fewer_open_than(2).await }
-        });
-        tokio::task::yield_now().await;
-        batch.confirm(2);
-        waiting.await.unwrap();
-        assert_eq!(batch.open(), 1);
+    #[test]
+    fn a_batch_is_orphaned_once_its_publisher_let_go_of_it() {
+        let batch = batch(1);
+        let publisher = batch.clone();
+        assert!(!batch.is_orphaned());
+        drop(publisher);
+        assert!(batch.is_orphaned());
     }
 }

@@ -13,9 +13,11 @@ mod inbox;
 pub mod memory;
 mod new_event;
 mod publisher;
+mod relay;
 mod retry;
 mod router;
 mod store;
+pub mod telemetry;
 #[cfg(test)]
 mod testing;
 #[cfg(feature = "opentelemetry")]
@@ -34,6 +36,7 @@ pub use new_event::{
     NewEvent, NewEventBuilder,
 };
 pub use publisher::{Failure, FailureClass, KeyOrder, Publisher};
+pub use relay::{Limits, Relay, Timing};
 pub use retry::{Exhausted, RetryPolicies, RetryPolicy};
 pub use router::{InvalidTemplate, Router};
 pub use store::{

@@ -56,7 +56,6 @@ impl NewEvent {
     /// Starts an event of `event_type` about the aggregate (`aggregate_type`, `aggregate_id`).
     ///
     /// Without a payload it is a tombstone.
-    #[must_use]
     pub fn builder(
         aggregate_type: impl Into<String>,
         aggregate_id: impl Into<String>,

@@ -124,7 +124,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Returns when there may be something new: a hint that may come late, twice or never. The default never returns.
     /// Dropping the future must be harmless.
     async fn wait(&self) {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     /// Figures for metrics; counts stop at `cap` so that a large backlog costs no more than a small one.

@@ -1,0 +1,581 @@
+//! Publishing: calls are formed, watched and their verdicts taken in.
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use tokio::task::AbortHandle;
+
+use super::known::{Handle, Stage};
+use super::pipeline::{Pipeline, Reply};
+use super::settles::Judged;
+use super::verdict::{Fate, judge};
+use crate::{Batch, Event, Failure, FailureClass, KeyOrder, LaneId, Message, Verdict, headers};
+
+/// The publish calls that are not over.
+#[derive(Debug)]
+pub(super) struct Calls {
+    open: BTreeMap<u64, Call>,
+    next: u64,
+    key_order: KeyOrder,
+    last_started: Duration,
+    last_confirmed: Duration,
+    abandoning: Abandoning,
+    /// The database's clock minus ours, in microseconds.
+    clock_offset: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Abandoning {
+    No,
+    Out,
+    /// It failed; it is tried again at this time, and nothing is published before.
+    Again(Duration),
+}
+
+#[derive(Debug)]
+struct Call {
+    batch: Batch,
+    /// Events of one aggregate each, in order; together they are the batch.
+    runs: Vec<Run>,
+    started: Duration,
+    task: AbortHandle,
+    /// Whether the publisher's future still runs.
+    running: bool,
+    confirmed: bool,
+    /// Whether its outcome was told to the outage policy.
+    counted: bool,
+}
+
+/// The events of one aggregate in a call.
+#[derive(Debug)]
+struct Run {
+    first: usize,
+    handles: Vec<Handle>,
+    /// Events at the front whose verdict has been taken in.
+    done: usize,
+}
+
+/// A call that has confirmed something but is not over by then gives its place to another.
+const LINGERS_AFTER: Duration = Duration::from_secs(1);
+
+/// How often a call that is not over is looked at.
+const LOOK: Duration = Duration::from_millis(25);
+
+/// While calls run, a remainder smaller than half a call waits this long for company.
+const COMPANY: Duration = Duration::from_millis(4);
+
+impl Calls {
+    pub(super) fn new(key_order: KeyOrder) -> Self {
+        Self {
+            open: BTreeMap::new(),
+            next: 0,
+            key_order,
+            last_started: Duration::ZERO,
+            last_confirmed: Duration::ZERO,
+            abandoning: Abandoning::No,
+            clock_offset: 0,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    pub(super) fn is_abandoning(&self) -> bool {
+        self.abandoning != Abandoning::No
+    }
+
+    /// A statement told the database's clock.
+    pub(super) fn set_database_clock(&mut self, micros: i64, now: Duration) {
+        if micros != 0 {
+            self.clock_offset = micros - i64::try_from(now.as_micros()).unwrap_or(0);
+        }
+    }
+
+    fn active(&self, now: Duration) -> usize {
+        let lingers =
+            |call: &&Call| !call.running || (call.confirmed && now >= call.started + LINGERS_AFTER);
+        self.open.values().filter(|call| !lingers(call)).count()
+    }
+
+    /// Messages whose publisher has returned or was cut off, without a verdict.
+    fn overdue(&self) -> usize {
+        self.open.values().filter(|call| !call.running).map(|call| call.batch.open()).sum()
+    }
+}
+
+impl Pipeline {
+    /// Takes in verdicts and forms calls; returns when to look again.
+    pub(super) fn pump_calls(&mut self, now: Duration) -> Option<Duration> {
+        if let Abandoning::Again(at) = self.calls.abandoning {
+            if now < at {
+                return Some(at);
+            }
+            self.abandon("the last try to abandon failed");
+        }
+        let due: Vec<u64> = self
+            .calls
+            .open
+            .iter()
+            .filter(|(_, call)| !call.running || now >= call.started + LOOK)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in due {
+            self.take_verdicts(id, now);
+        }
+        self.telemetry.open_messages.set(self.calls.overdue() as f64);
+        let look = (!self.calls.is_empty()).then(|| now + LOOK);
+        let wait = self.form_calls(now);
+        match (look, wait) {
+            (Some(look), Some(wait)) => Some(look.min(wait)),
+            (look, wait) => look.or(wait),
+        }
+    }
+
+    /// Forms as many calls as may run; returns when time alone would allow another.
+    fn form_calls(&mut self, now: Duration) -> Option<Duration> {
+        let (limits, timing) = (self.parts.limits, self.parts.timing);
+        loop {
+            if self.stopping.is_some() || self.calls.is_abandoning() || !self.known.has_ready() {
+                return None;
+            }
+            if let Some(until) = self.outage.paused_until(now) {
+                return Some(until);
+            }
+            if self.lease_left(now) <= timing.publish_deadline + timing.margin() {
+                return None;
+            }
+            let active = self.calls.active(now);
+            let allowed = if self.outage.limit().is_some() { 1 } else { limits.calls };
+            if active >= allowed {
+                return None;
+            }
+            let company = self.calls.last_started + COMPANY;
+            if active > 0 && self.known.queued() < limits.call_events / 2 && now < company {
+                return Some(company);
+            }
+            let handles = self.pick();
+            if handles.is_empty() {
+                // What was in front is being charged first; its settle wakes us.
+                if !self.known.has_ready() {
+                    return None;
+                }
+                continue;
+            }
+            self.start_call(&handles, now);
+        }
+    }
+
+    /// Takes the events of the next call out of the queue.
+    fn pick(&mut self) -> Vec<Handle> {
+        let limits = self.parts.limits;
+        let most = self.outage.limit().unwrap_or(usize::MAX).min(limits.call_events);
+        let mut picked: Vec<Handle> = Vec::with_capacity(most.min(self.known.queued()));
+        let mut bytes = limits.call_bytes;
+        // An aggregate comes back into line only after the call: so this ends.
+        for _ in 0..self.known.ready_len() {
+            let Some(head) = self.known.peek() else { break };
+            let event = self.known.event(head);
+            let alone = self.outage.is_suspect(event.position());
+            let careful = self.is_careful(event.lane());
+            if careful && !self.known.is_charged(head) {
+                self.charge(head);
+                continue;
+            }
+            let careful_call_runs = careful && !self.calls.is_empty();
+            if (alone || careful) && (!picked.is_empty() || careful_call_runs) {
+                self.known.rotate();
+                continue;
+            }
+            let single = alone || careful || self.calls.key_order == KeyOrder::Unordered;
+            let room = if single { 1 } else { most - picked.len() };
+            let before = picked.len();
+            let (router, retry) = (self.parts.router.clone(), self.parts.retry.clone());
+            let destinations = &mut self.destinations;
+            // Behind an event that would hold its aggregate nothing may be on its way.
+            let last =
+                |event: &Event| retry.holds(event.event_type(), &destinations.of(&router, event));
+            self.known.take(room, bytes, last, &mut picked);
+            let taken: usize =
+                picked[before..].iter().map(|handle| self.known.event(*handle).size()).sum();
+            bytes = bytes.saturating_sub(taken);
+            if alone || careful || picked.len() >= most || bytes == 0 {
+                break;
+            }
+        }
+        picked
+    }
+
+    fn start_call(&mut self, handles: &[Handle], now: Duration) {
+        let mut messages = Vec::with_capacity(handles.len());
+        let mut runs: Vec<Run> = Vec::new();
+        for (index, handle) in handles.iter().enumerate() {
+            let event = self.known.event(*handle);
+            let same = event.aggregate_id().is_some()
+                && messages.last().is_some_and(|last: &Message| is_same_aggregate(last, event));
+            match runs.last_mut() {
+                Some(run) if same => run.handles.push(*handle),
+                _ => runs.push(Run { first: index, handles: vec![*handle], done: 0 }),
+            }
+            let destination = self.destinations.of(&self.parts.router, event);
+            messages.push(Message::new(event.clone(), destination));
+        }
+        self.telemetry.publish_batch.record(messages.len() as f64);
+        let batch = Batch::new(messages);
+        let id = self.calls.next;
+        self.calls.next += 1;
+        let (publisher, shared) = (self.parts.publisher.clone(), batch.clone());
+        let (deadline, telemetry) = (self.parts.timing.publish_deadline, self.telemetry.clone());
+        let task = self.task(async move {
+            let started = tokio::time::Instant::now();
+            let call = AssertUnwindSafe(async move { publisher.publish(shared).await });
+            if let Ok(Err(_)) = tokio::time::timeout(deadline, call.catch_unwind()).await {
+                tracing::error!("the publisher panicked; its message is above");
+            }
+            telemetry.publish_duration.record(started.elapsed().as_secs_f64());
+            Reply::Called(id)
+        });
+        self.calls.last_started = now;
+        let call = Call {
+            batch,
+            runs,
+            started: now,
+            task,
+            running: true,
+            confirmed: false,
+            counted: false,
+        };
+        self.calls.open.insert(id, call);
+    }
+
+    /// The publisher's future is over: it returned, panicked, or ran into its deadline.
+    pub(super) fn called(&mut self, id: u64, now: Duration) {
+        let Some(call) = self.calls.open.get_mut(&id) else { return };
+        call.running = false;
+        self.take_verdicts(id, now);
+        let Some(call) = self.calls.open.get_mut(&id) else { return };
+        let open = call.batch.open();
+        let silent = self.calls.last_confirmed < call.started;
+        if open > 0 && silent && !std::mem::replace(&mut call.counted, true) {
+            let lone = (call.batch.len() == 1).then(|| call.batch.messages()[0].event().position());
+            let reason = format!("{open} messages without a verdict at the publish deadline");
+            self.destination_failed(call_len(&self.calls, id), lone, &reason, now);
+        }
+    }
+
+    /// Takes in the verdicts that a call has so far, and forgets the call when it has all.
+    fn take_verdicts(&mut self, id: u64, now: Duration) {
+        let Some(mut call) = self.calls.open.remove(&id) else { return };
+        let mut outcome = Outcome::default();
+        for run in &mut call.runs {
+            self.take_run(&call.batch, run, now, &mut outcome);
+        }
+        call.runs.retain(|run| run.done < run.handles.len());
+        call.confirmed |= outcome.confirmed > 0;
+        let sent = call.batch.len();
+        let lone = (sent == 1).then(|| call.batch.messages()[0].event().position());
+        if outcome.confirmed > 0 {
+            self.calls.last_confirmed = now;
+            self.telemetry.delivered.increment(outcome.confirmed);
+        }
+        let over = call.runs.is_empty();
+        if let Some(reason) = outcome.unavailable {
+            if !std::mem::replace(&mut call.counted, true) {
+                self.destination_failed(sent, lone, &reason, now);
+            }
+        } else if outcome.confirmed > 0 && (over || call.counted) {
+            // A late confirmation ends the outage that its silence began, but says nothing about how much may be sent.
+            let sent = if std::mem::replace(&mut call.counted, true) { 0 } else { sent };
+            self.destination_passed(sent, lone.filter(|_| sent > 0));
+        }
+        if !over {
+            let orphaned = !call.running && call.batch.is_orphaned();
+            self.calls.open.insert(id, call);
+            if orphaned && !self.calls.is_abandoning() {
+                self.abandon("a publish call ended without a verdict on every message");
+            }
+        }
+    }
+
+    /// Takes in a run from the front: what is confirmed is delivered; the first that failed decides, once all behind it
+    /// have a verdict too.
+    fn take_run(&mut self, batch: &Batch, run: &mut Run, now: Duration, outcome: &mut Outcome) {
+        while run.done < run.handles.len() {
+            match batch.verdict(run.first + run.done) {
+                None => return,
+                Some(Verdict::Confirmed) => {
+                    self.deliver(batch, run.first + run.done, run.handles[run.done], now, outcome);
+                    run.done += 1;
+                }
+                Some(Verdict::Failed(failure)) => {
+                    let behind = run.first + run.done + 1..run.first + run.handles.len();
+                    if behind.clone().any(|index| batch.verdict(index).is_none()) {
+                        return;
+                    }
+                    // What failed together is sent again first, one by one: so the one that is to blame shows.
+                    self.known.prefer(batch.len() > 1);
+                    self.fail(
+                        batch,
+                        run.first + run.done,
+                        run.handles[run.done],
+                        &failure,
+                        outcome,
+                    );
+                    for index in behind {
+                        let handle = run.handles[index - run.first];
+                        match batch.verdict(index) {
+                            Some(Verdict::Confirmed) => {
+                                self.deliver(batch, index, handle, now, outcome);
+                            }
+                            _ => self.give_back(handle),
+                        }
+                    }
+                    self.known.prefer(false);
+                    run.done = run.handles.len();
+                }
+            }
+        }
+    }
+
+    fn deliver(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        handle: Handle,
+        now: Duration,
+        outcome: &mut Outcome,
+    ) {
+        outcome.confirmed += 1;
+        if !self.known.is_known(handle) {
+            return;
+        }
+        let message = &batch.messages()[index];
+        let acked = self.calls.clock_offset + i64::try_from(now.as_micros()).unwrap_or(0);
+        let took = acked.saturating_sub(message.created_at_micros()).max(0);
+        if self.calls.clock_offset != 0 {
+            self.telemetry.created_to_ack.record(took as f64 / 1e6);
+        }
+        let destination = message.destination().clone();
+        self.destinations.accepted(&destination);
+        let ends_wait = message.event().is_waiting() || self.known.is_charged(handle);
+        self.known.delivered(handle);
+        self.settler.push(Judged::delivered(handle, destination, ends_wait));
+    }
+
+    fn fail(
+        &mut self,
+        batch: &Batch,
+        index: usize,
+        handle: Handle,
+        failure: &Failure,
+        outcome: &mut Outcome,
+    ) {
+        if failure.class == FailureClass::Unavailable {
+            outcome.unavailable = Some(failure.reason.clone());
+        }
+        if !self.known.is_known(handle) {
+            return;
+        }
+        let fate = self.fate(
+            handle,
+            batch.messages()[index].destination(),
+            failure.class,
+            &failure.reason,
+        );
+        match fate {
+            Fate::Back => self.give_back(handle),
+            _ => {
+                self.known.condemned(handle);
+                self.settler.push(Judged::failed(handle, fate, &failure.reason));
+            }
+        }
+    }
+
+    /// Judges a queued event without a call.
+    pub(super) fn condemn_queued(&mut self, handle: Handle, class: FailureClass, reason: &str) {
+        let destination = self.destinations.of(&self.parts.router, self.known.event(handle));
+        let fate = self.fate(handle, &destination, class, reason);
+        if fate != Fate::Back {
+            self.known.judge_queued(handle);
+            self.settler.push(Judged::failed(handle, fate, reason));
+        }
+    }
+
+    /// Decides what becomes of a failed event, and tells.
+    fn fate(
+        &mut self,
+        handle: Handle,
+        destination: &Arc<str>,
+        class: FailureClass,
+        reason: &str,
+    ) -> Fate {
+        let charged = self.known.is_charged(handle);
+        let event = self.known.event(handle);
+        let policy = self.parts.retry.policy(event.event_type(), destination);
+        let refusals = match class {
+            FailureClass::Refused => self.destinations.refused(destination),
+            _ => 0,
+        };
+        // A charged event's attempt is in the table already, and in no event of a claim.
+        let fate = match judge(class, event.attempts(), refusals, policy, fastrand::f64()) {
+            Fate::Back if charged => Fate::Wait {
+                attempts: event.attempts().saturating_add(1),
+                delay: Some(policy.delay(1, fastrand::f64())),
+            },
+            fate => fate,
+        };
+        let outcome = match fate {
+            Fate::Dead { .. } => "dead",
+            Fate::Wait { delay: None, .. } => "blocked",
+            Fate::Wait { .. } if class == FailureClass::Refused => "refused",
+            Fate::Wait { .. } => "retry",
+            Fate::Back => return fate,
+        };
+        self.telemetry.attempt(outcome);
+        log_failure(event, destination, class, outcome, reason);
+        fate
+    }
+
+    fn give_back(&mut self, handle: Handle) {
+        if self.known.is_known(handle) {
+            self.known.back(handle);
+        }
+    }
+
+    fn destination_failed(&mut self, sent: usize, lone: Option<i64>, reason: &str, now: Duration) {
+        let was_down = self.outage.is_down();
+        self.outage.failed(sent, lone, now, fastrand::f64());
+        let pipeline = self.worker.pipeline.name();
+        let pause = self.outage.paused_until(now).unwrap_or(now) - now;
+        if was_down {
+            tracing::debug!(pipeline, sent, ?pause, reason, "the destination is still unavailable");
+        } else {
+            tracing::warn!(
+                pipeline,
+                sent,
+                ?pause,
+                reason,
+                "the destination is unavailable: nothing is counted against events"
+            );
+        }
+    }
+
+    fn destination_passed(&mut self, sent: usize, lone: Option<i64>) {
+        if self.outage.is_down() {
+            tracing::info!(
+                pipeline = self.worker.pipeline.name(),
+                "the destination takes messages"
+            );
+        }
+        let counted = self.outage.passed(sent, lone).and_then(|failed| self.known.find(failed));
+        if let Some(handle) = counted.filter(|handle| self.known.stage(*handle) == Stage::Queued) {
+            let reason = "each time this event was sent alone its destination became unavailable, while others passed";
+            self.condemn_queued(handle, FailureClass::Transient, reason);
+        }
+        if self.outage.limit().is_some() {
+            let suspects: Vec<i64> = self.outage.suspects().collect();
+            for suspect in suspects {
+                if let Some(handle) = self.known.find(suspect) {
+                    self.known.bring_forward(handle);
+                }
+            }
+        }
+    }
+
+    /// Whether messages of this lane are in calls without a verdict.
+    pub(super) fn has_open(&self, lane: LaneId) -> bool {
+        self.calls.open.values().any(|call| {
+            call.runs.iter().any(|run| {
+                (run.done..run.handles.len()).any(|at| {
+                    let index = run.first + at;
+                    call.batch.messages()[index].event().lane() == lane
+                        && call.batch.verdict(index).is_none()
+                })
+            })
+        })
+    }
+
+    /// Ends every open message: after that, and not before, they may be published again.
+    pub(super) fn abandon(&mut self, why: &str) {
+        let pipeline = self.worker.pipeline.name();
+        let open: usize = self.calls.open.values().map(|call| call.batch.open()).sum();
+        tracing::warn!(pipeline, open, why, "abandoning open messages");
+        self.calls.abandoning = Abandoning::Out;
+        for call in self.calls.open.values_mut() {
+            call.task.abort();
+            call.running = false;
+        }
+        let publisher = self.parts.publisher.clone();
+        let deadline = self.parts.timing.publish_deadline;
+        self.task(async move {
+            let abandon = AssertUnwindSafe(async move { publisher.abandon().await });
+            let ended = tokio::time::timeout(deadline, abandon.catch_unwind()).await;
+            Reply::Abandoned(matches!(ended, Ok(Ok(()))))
+        });
+    }
+
+    pub(super) fn abandoned(&mut self, done: bool, now: Duration) {
+        if !done {
+            let pipeline = self.worker.pipeline.name();
+            tracing::error!(
+                pipeline,
+                "the publisher cannot abandon its messages: nothing is published until it does"
+            );
+            self.calls.abandoning = Abandoning::Again(now + Duration::from_secs(1));
+            return;
+        }
+        self.calls.abandoning = Abandoning::No;
+        let unsent = Failure::new(FailureClass::Unsent, "abandoned");
+        let ids: Vec<u64> = self.calls.open.keys().copied().collect();
+        for id in ids {
+            if let Some(call) = self.calls.open.get(&id) {
+                call.batch.refuse_open(&unsent);
+            }
+            self.take_verdicts(id, now);
+        }
+    }
+}
+
+/// What one look at a call found.
+#[derive(Debug, Default)]
+struct Outcome {
+    confirmed: u64,
+    unavailable: Option<Arc<str>>,
+}
+
+fn call_len(calls: &Calls, id: u64) -> usize {
+    calls.open.get(&id).map_or(0, |call| call.batch.len())
+}
+
+fn is_same_aggregate(message: &Message, event: &Event) -> bool {
+    let other = message.event();
+    other.aggregate_id() == event.aggregate_id() && other.aggregate_type() == event.aggregate_type()
+}
+
+/// One line per failed event, with what a person needs to find it elsewhere.
+fn log_failure(event: &Event, destination: &str, class: FailureClass, outcome: &str, reason: &str) {
+    let header = |name: &str| {
+        let mut found = String::new();
+        let _ = headers::for_each(event.headers().unwrap_or("{}"), &mut |header, value| {
+            if header == name {
+                value.clone_into(&mut found);
+            }
+        });
+        found
+    };
+    tracing::warn!(
+        id = %event.id(),
+        event_type = event.event_type(),
+        destination,
+        class = class.as_str(),
+        attempts = event.attempts(),
+        outcome,
+        trace = header(headers::TRACEPARENT),
+        correlation_id = header(headers::CORRELATION_ID),
+        reason,
+        "an event failed"
+    );
+}

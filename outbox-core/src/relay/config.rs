@@ -1,0 +1,214 @@
+//! Every setting of a relay, with its unit and its default.
+
+use std::time::Duration;
+
+/// How much a relay keeps in memory and in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Events from claim to settle. Default 16,000.
+    pub window_events: usize,
+    /// Bytes of those events (texts and payloads). Default 64 MiB. One event larger than that is fetched singly.
+    pub window_bytes: usize,
+    /// Events of one claim. Default 2,000.
+    pub claim_events: usize,
+    /// Bytes of one claim. Default 8 MiB.
+    pub claim_bytes: usize,
+    /// Events of one publish call. Default 2,000.
+    pub call_events: usize,
+    /// Bytes of one publish call. Default 8 MiB.
+    pub call_bytes: usize,
+    /// Publish calls that run at the same time. Default 4.
+    pub calls: usize,
+    /// Events of one settle. Default 8,000.
+    pub settle_events: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            window_events: 16_000,
+            window_bytes: 64 << 20,
+            claim_events: 2_000,
+            claim_bytes: 8 << 20,
+            call_events: 2_000,
+            call_bytes: 8 << 20,
+            calls: 4,
+            settle_events: 8_000,
+        }
+    }
+}
+
+impl Limits {
+    /// With this window, and claims and calls no larger than a part of it.
+    #[must_use]
+    pub fn with_window(mut self, events: usize) -> Self {
+        self.window_events = events.max(1);
+        self.claim_events = self.claim_events.min(self.window_events.div_ceil(2));
+        self.call_events = self.call_events.min(self.window_events.div_ceil(2));
+        self
+    }
+
+    /// With this many events at most in a claim and in a call.
+    #[must_use]
+    pub fn with_batch(mut self, events: usize) -> Self {
+        self.claim_events = events.max(1);
+        self.call_events = events.max(1);
+        self.window_events = self.window_events.max(events);
+        self
+    }
+
+    /// With this many calls at the same time.
+    #[must_use]
+    pub fn with_calls(mut self, calls: usize) -> Self {
+        self.calls = calls.max(1);
+        self
+    }
+
+    /// With these byte budgets for the window, and for one claim and one call.
+    #[must_use]
+    pub fn with_bytes(mut self, window: usize, batch: usize) -> Self {
+        self.window_bytes = window.max(1);
+        self.claim_bytes = batch.clamp(1, self.window_bytes);
+        self.call_bytes = self.claim_bytes;
+        self
+    }
+}
+
+/// Every duration of a relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Timing {
+    /// The shortest pause between two claims that found something. Default 2 ms.
+    pub poll_min: Duration,
+    /// The longest pause between two claims while there is nothing. Default 500 ms. Equal to `poll_min` it is a fixed
+    /// interval.
+    pub poll_max: Duration,
+    /// How long lanes stay with a worker that is silent. Default 30 s.
+    pub lease: Duration,
+    /// How often a worker extends its lease. Default 10 s.
+    pub heartbeat: Duration,
+    /// How long a publish call may run. Default 15 s. A call starts only if what is left of the lease exceeds it.
+    pub publish_deadline: Duration,
+    /// How long a statement may run. Default 5 s.
+    pub statement_deadline: Duration,
+    /// How long a clean stop waits for open calls. Default 20 s.
+    pub shutdown_deadline: Duration,
+    /// The shortest pause between two settles while little flows. Default 20 ms.
+    pub settle_gap: Duration,
+    /// How often open writers are looked at while events flow. Default 100 ms; twenty times as long while nothing does.
+    pub probe: Duration,
+    /// How often the table is swept from its beginning. Default 5 s while events flow, six times as long while nothing does,
+    /// and never more than 2 % of the time.
+    pub sweep: Duration,
+    /// The first pause after an outage, doubled up to `outage_max`. Default 500 ms.
+    pub outage_base: Duration,
+    /// The longest pause between two probes of a destination that is down. Default 15 s.
+    pub outage_max: Duration,
+    /// How often backlog and table sizes are read for metrics. Default 15 s; zero is never.
+    pub backlog: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            poll_min: Duration::from_millis(2),
+            poll_max: Duration::from_millis(500),
+            lease: Duration::from_secs(30),
+            heartbeat: Duration::from_secs(10),
+            publish_deadline: Duration::from_secs(15),
+            statement_deadline: Duration::from_secs(5),
+            shutdown_deadline: Duration::from_secs(20),
+            settle_gap: Duration::from_millis(20),
+            probe: Duration::from_millis(100),
+            sweep: Duration::from_secs(5),
+            outage_base: Duration::from_millis(500),
+            outage_max: Duration::from_secs(15),
+            backlog: Duration::from_secs(15),
+        }
+    }
+}
+
+impl Timing {
+    /// What is left of a lease when a publish call has run to its deadline: time to settle and to give lanes back.
+    pub const MARGIN: Duration = Duration::from_secs(1);
+
+    /// With this pause between claims: as long as `max` while there is nothing, down to `min` while there is.
+    #[must_use]
+    pub fn with_poll(mut self, min: Duration, max: Duration) -> Self {
+        self.poll_min = min.max(Duration::from_millis(1));
+        self.poll_max = max.max(self.poll_min);
+        self
+    }
+
+    /// With this lease, a heartbeat of a third of it, and a publish deadline of half of it.
+    #[must_use]
+    pub fn with_lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self.heartbeat = lease / 3;
+        self.publish_deadline = lease / 2;
+        self.statement_deadline = self.statement_deadline.min(lease / 3);
+        self
+    }
+
+    /// With these pauses between probes of a destination that is down.
+    #[must_use]
+    pub fn with_outage(mut self, base: Duration, max: Duration) -> Self {
+        self.outage_base = base;
+        self.outage_max = max.max(base);
+        self
+    }
+
+    /// The margin for this lease: never more than a tenth of it.
+    pub(crate) fn margin(&self) -> Duration {
+        Self::MARGIN.min(self.lease / 10)
+    }
+
+    /// Whether leases, heartbeats and deadlines fit together.
+    ///
+    /// # Errors
+    ///
+    /// Says which do not.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let positive = [
+            ("poll_min", self.poll_min),
+            ("lease", self.lease),
+            ("heartbeat", self.heartbeat),
+            ("publish_deadline", self.publish_deadline),
+            ("statement_deadline", self.statement_deadline),
+            ("outage_base", self.outage_base),
+        ];
+        if let Some((name, _)) = positive.iter().find(|(_, duration)| duration.is_zero()) {
+            return Err(format!("{name} is zero"));
+        }
+        if self.heartbeat + self.publish_deadline + self.margin() > self.lease {
+            return Err(format!(
+                "lease {:?} is too short: it must exceed heartbeat {:?} plus publish_deadline {:?} plus a margin of {:?}",
+                self.lease,
+                self.heartbeat,
+                self.publish_deadline,
+                self.margin()
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_and_every_scaled_lease_fit_together() {
+        Timing::default().check().unwrap();
+        for millis in [100, 1_000, 3_000, 60_000] {
+            Timing::default().with_lease(Duration::from_millis(millis)).check().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_lease_that_ends_before_its_calls_is_refused() {
+        let timing = Timing { publish_deadline: Duration::from_secs(25), ..Timing::default() };
+        assert!(timing.check().unwrap_err().contains("publish_deadline"));
+    }
+}

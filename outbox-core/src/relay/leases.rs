@@ -1,0 +1,240 @@
+//! Lanes: leases are extended, lanes taken and handed over, and lost without harm.
+
+use std::time::Duration;
+
+use super::known::Stage;
+use super::pipeline::{Pipeline, Reply};
+use super::reading::Lane;
+use super::sharing::fair_share;
+use crate::{LaneId, Leases, StoreError, StoreErrorKind};
+
+/// When the lease was extended, and when it is next.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    next: Duration,
+    out: bool,
+    /// The end of the lease, counted from before the heartbeat was sent.
+    until: Duration,
+    /// Whether the last heartbeat was answered in time: after a gap nobody is buried in the first round.
+    steady: bool,
+    /// Until when lanes that leave may wait for their open messages.
+    patience: Option<Duration>,
+}
+
+/// A lane whose owners died this often in a row is worked on one event at a time, each counted before it is sent.
+const CAREFUL_AFTER: u16 = 3;
+
+/// A worker that owns less than its share asks again this soon.
+const HUNGRY: Duration = Duration::from_secs(1);
+
+impl Keeper {
+    pub(super) fn new(now: Duration) -> Self {
+        Self { next: now, out: false, until: now, steady: true, patience: None }
+    }
+}
+
+impl Pipeline {
+    pub(super) fn lease_left(&self, now: Duration) -> Duration {
+        self.keeper.until.saturating_sub(now)
+    }
+
+    /// Whether events of this lane are counted before they are sent.
+    pub(super) fn is_careful(&self, lane: LaneId) -> bool {
+        self.lanes.get(&lane).is_some_and(|lane| lane.crashes >= CAREFUL_AFTER)
+    }
+
+    /// Extends the lease when it is time, gives up what ran out, hands over what is drained.
+    pub(super) fn pump_leases(&mut self, now: Duration) -> Option<Duration> {
+        if !self.lanes.is_empty() && now + self.parts.timing.margin() / 2 >= self.keeper.until {
+            let lanes: Vec<LaneId> = self.lanes.keys().copied().collect();
+            for lane in lanes {
+                self.lose_lane(lane, "the lease could not be extended in time");
+            }
+            self.keeper.steady = false;
+        }
+        self.hand_over(now);
+        if !self.keeper.out && now >= self.keeper.next {
+            self.keeper.out = true;
+            let (store, worker) = (self.parts.store.clone(), self.worker.clone());
+            let lease = self.parts.timing.lease;
+            let beat = async move { store.heartbeat(&worker, lease).await };
+            self.statement(beat, move |result| Reply::Leases(now, result));
+        }
+        (!self.keeper.out).then_some(self.keeper.next)
+    }
+
+    pub(super) fn leases(
+        &mut self,
+        asked: Duration,
+        result: Result<Leases, StoreError>,
+        now: Duration,
+    ) -> Result<(), StoreError> {
+        self.keeper.out = false;
+        let timing = self.parts.timing;
+        let leases = match result {
+            Ok(leases) => leases,
+            Err(error) => {
+                self.store_failed("heartbeat", &error);
+                if error.kind() == StoreErrorKind::Stale {
+                    return Err(error);
+                }
+                self.keeper.next = now + (timing.heartbeat / 4).min(HUNGRY);
+                return Ok(());
+            }
+        };
+        self.keeper.next = asked + timing.heartbeat;
+        self.keeper.until = asked + timing.lease;
+        self.adopt(&leases, now);
+        let steady = std::mem::replace(&mut self.keeper.steady, true);
+        let share = fair_share(self.lane_count, &leases);
+        let owned = u16::try_from(self.lanes.len()).unwrap_or(u16::MAX);
+        if owned > share {
+            self.leave_lanes(owned - share);
+        } else if owned < share && self.stopping.is_none() {
+            self.keeper.next = self.keeper.next.min(now + HUNGRY);
+            if steady {
+                self.keeper.out = true;
+                let (store, worker) = (self.parts.store.clone(), self.worker.clone());
+                let count = share - owned;
+                let acquire = async move { store.acquire(&worker, count).await };
+                self.statement(acquire, Reply::Acquired);
+            }
+        }
+        Ok(())
+    }
+
+    /// The heartbeat's list is the truth.
+    fn adopt(&mut self, leases: &Leases, now: Duration) {
+        let gone: Vec<LaneId> = self
+            .lanes
+            .iter()
+            .filter(|(id, lane)| {
+                !leases.lanes.iter().any(|owned| owned.lane == **id && owned.epoch == lane.epoch)
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for lane in gone {
+            self.lose_lane(lane, "the lane belongs to another worker");
+        }
+        if self.stopping.is_some() {
+            return;
+        }
+        for owned in &leases.lanes {
+            self.lanes.entry(owned.lane).or_insert_with(|| {
+                self.telemetry.lease_changed("taken");
+                self.reader.look_now(now);
+                tracing::debug!(lane = owned.lane, epoch = owned.epoch, "lane taken");
+                if owned.crashes >= CAREFUL_AFTER {
+                    tracing::warn!(lane = owned.lane, crashes = owned.crashes,
+                        "owners of this lane died one after another: its events are sent one at a time");
+                }
+                Lane::new(*owned)
+            });
+        }
+        self.telemetry.lanes_owned.set(self.lanes.len() as f64);
+    }
+
+    pub(super) fn acquired(
+        &mut self,
+        result: Result<(), StoreError>,
+        now: Duration,
+    ) -> Result<(), StoreError> {
+        self.keeper.out = false;
+        match result {
+            Ok(()) => {
+                // What was taken, if anything, the next heartbeat tells.
+                let soon = if self.lanes.is_empty() { Duration::ZERO } else { HUNGRY / 10 };
+                self.keeper.next = self.keeper.next.min(now + soon.max(ACQUIRED));
+            }
+            Err(error) => {
+                self.store_failed("acquire", &error);
+                if error.kind() == StoreErrorKind::Stale {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to hand over `count` lanes: nothing new of them is started.
+    fn leave_lanes(&mut self, count: u16) {
+        let staying = self.lanes.values().filter(|lane| !lane.leaving).count();
+        let leaving = self.lanes.len() - staying;
+        let more = usize::from(count).saturating_sub(leaving);
+        let chosen: Vec<LaneId> = self
+            .lanes
+            .iter()
+            .rev()
+            .filter(|(_, lane)| !lane.leaving)
+            .map(|(id, _)| *id)
+            .take(more)
+            .collect();
+        for id in chosen {
+            if let Some(lane) = self.lanes.get_mut(&id) {
+                lane.leaving = true;
+            }
+            self.known.drop_queued(id);
+        }
+    }
+
+    /// Gives back the lanes that leave and of which nothing is on its way any more.
+    fn hand_over(&mut self, now: Duration) {
+        let leaving = |lane: &Lane| lane.leaving;
+        if !self.lanes.values().any(leaving) {
+            self.keeper.patience = None;
+            return;
+        }
+        let ids = self.lanes.iter().filter(|(_, lane)| lane.leaving).map(|(id, _)| *id);
+        let ids: Vec<LaneId> = ids.collect();
+        // What failed or was judged meanwhile comes back into the queue.
+        ids.iter().for_each(|id| self.known.drop_queued(*id));
+        let busy = |id: LaneId| {
+            self.known.iter().any(|(_, event, stage)| event.lane() == id && stage != Stage::Settled)
+        };
+        let drained: Vec<LaneId> = ids.iter().copied().filter(|id| !busy(*id)).collect();
+        let deadline =
+            *self.keeper.patience.get_or_insert(now + self.parts.timing.publish_deadline);
+        let stuck = ids.iter().any(|id| self.has_open(*id));
+        if now >= deadline && stuck && !self.calls.is_abandoning() {
+            self.abandon("a lane with open messages is handed over");
+        }
+        if drained.is_empty() {
+            return;
+        }
+        for id in &drained {
+            self.known.drop_lane(*id);
+            self.lanes.remove(id);
+            self.telemetry.lease_changed("given");
+        }
+        self.telemetry.lanes_owned.set(self.lanes.len() as f64);
+        let (store, worker) = (self.parts.store.clone(), self.worker.clone());
+        self.statement(async move { store.release(&worker, &drained).await }, Reply::Released);
+    }
+
+    pub(super) fn released(&mut self, result: Result<(), StoreError>, now: Duration) {
+        if let Err(error) = result {
+            self.store_failed("release", &error);
+            // The next heartbeat shows them again, and they leave again.
+            self.keeper.next = self.keeper.next.min(now + HUNGRY);
+        }
+    }
+
+    /// The lane is another's, or will be: nothing of it is settled or sent by us any more.
+    pub(super) fn lose_lane(&mut self, lane: LaneId, why: &str) {
+        let open = self.has_open(lane);
+        if self.lanes.remove(&lane).is_none() {
+            return;
+        }
+        let pipeline = self.worker.pipeline.name();
+        tracing::warn!(pipeline, lane, open, why, "lane lost: its open events may come twice");
+        self.telemetry.leases_lost.increment(1);
+        self.telemetry.lanes_owned.set(self.lanes.len() as f64);
+        self.known.drop_lane(lane);
+        if open && !self.calls.is_abandoning() {
+            self.abandon("a lane with open messages was lost");
+        }
+    }
+}
+
+/// After lanes were taken the list is read this soon.
+const ACQUIRED: Duration = Duration::from_millis(1);

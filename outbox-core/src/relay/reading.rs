@@ -1,0 +1,153 @@
+//! How far each lane has been read, and from where the next claim reads.
+//!
+//! Two marks per lane: `read` is how far it was read ahead; `covered` is below what nothing can still appear. A claim
+//! starts at the lower of the two and leaves out what is known, so that a late commit comes with the next claim, and no
+//! event is seen before one that its writer could see.
+
+use std::collections::BTreeMap;
+
+use crate::store::LaneRead;
+use crate::{Epoch, LaneId, OwnedLane, Position};
+
+/// A lane that this worker owns.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) epoch: Epoch,
+    pub(crate) read: Position,
+    pub(crate) covered: Position,
+    /// Whether the last claim left rows behind in it.
+    pub(crate) hungry: bool,
+    /// Owners in a row that died with it, until it counts as recovered.
+    pub(crate) crashes: u16,
+    /// What was there when it was taken over ends here; known after the first probe.
+    pub(crate) inherited: Option<Position>,
+    /// Whether it is being handed over: nothing new is started.
+    pub(crate) leaving: bool,
+}
+
+impl Lane {
+    pub(crate) fn new(owned: OwnedLane) -> Self {
+        Self {
+            epoch: owned.epoch,
+            read: 0,
+            covered: 0,
+            hungry: true,
+            crashes: owned.crashes,
+            inherited: None,
+            leaving: false,
+        }
+    }
+
+    /// From where a claim reads.
+    pub(crate) fn from(&self) -> Position {
+        self.read.min(self.covered)
+    }
+
+    /// A claim has returned that started at [`from`](Self::from) when `safe` and `top` were known; `last` is the highest
+    /// fresh position that it brought.
+    pub(crate) fn advance(
+        &mut self,
+        read: LaneRead,
+        last: Position,
+        safe: Position,
+        top: Position,
+    ) {
+        let reached = match read {
+            LaneRead::ToEnd => top.max(last),
+            LaneRead::UpTo(position) => position,
+        };
+        self.hungry = matches!(read, LaneRead::UpTo(_));
+        self.read = self.read.max(reached);
+        let closed = match read {
+            LaneRead::ToEnd => safe,
+            LaneRead::UpTo(position) => safe.min(position),
+        };
+        self.covered = self.covered.max(closed);
+    }
+
+    /// A wait has ended: what it held back lies right behind this position.
+    pub(crate) fn rewind(&mut self, position: Position) {
+        self.read = self.read.min(position - 1);
+        self.hungry = true;
+    }
+
+    /// An assumption was wrong: rows have appeared above this position that nobody expected there.
+    pub(crate) fn distrust(&mut self, position: Position) {
+        self.rewind(position + 1);
+        self.covered = self.covered.min(position);
+    }
+
+    /// Nothing is known about reading any more.
+    pub(crate) fn restart(&mut self) {
+        self.read = 0;
+        self.covered = 0;
+        self.hungry = true;
+    }
+}
+
+/// How many fresh rows each lane may give to a claim of `limit`: lanes that left rows behind share it, so that one long
+/// lane is read at full speed and no lane starves.
+pub(crate) fn takes(lanes: &BTreeMap<LaneId, Lane>, limit: u32) -> u32 {
+    let hungry = lanes.values().filter(|lane| lane.hungry && !lane.leaving).count();
+    let sharing = u32::try_from(hungry.max(1)).unwrap_or(u32::MAX);
+    (limit / sharing).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn lane() -> Lane {
+        Lane::new(OwnedLane { lane: 0, epoch: 1, crashes: 0 })
+    }
+
+    #[test]
+    fn a_short_claim_has_read_to_the_top_that_was_probed_before_it() {
+        let mut lane = lane();
+        lane.advance(LaneRead::ToEnd, 5, 3, 9);
+        assert_eq!((lane.read, lane.covered, lane.from()), (9, 3, 3));
+    }
+
+    #[test]
+    fn a_full_claim_covers_no_more_than_it_read() {
+        let mut lane = lane();
+        lane.advance(LaneRead::UpTo(5), 5, 100, 100);
+        assert_eq!((lane.read, lane.covered, lane.from()), (5, 5, 5));
+    }
+
+    #[test]
+    fn a_rewind_goes_right_before_the_event_and_leaves_what_is_covered() {
+        let mut lane = lane();
+        lane.advance(LaneRead::ToEnd, 9, 9, 9);
+        lane.rewind(4);
+        assert_eq!((lane.read, lane.covered, lane.from()), (3, 9, 3));
+    }
+
+    #[test]
+    fn distrust_takes_back_both_marks() {
+        let mut lane = lane();
+        lane.advance(LaneRead::ToEnd, 9, 9, 9);
+        lane.distrust(4);
+        assert_eq!((lane.read, lane.covered), (4, 4));
+    }
+
+    proptest! {
+        #[test]
+        fn covered_never_passes_what_was_safe_or_read(
+            claims in prop::collection::vec((any::<bool>(), 0i64..100, 0i64..100), 1..30)
+        ) {
+            let mut lane = lane();
+            let (mut most_safe, mut most_read) = (0, 0);
+            for (to_end, position, safe) in claims {
+                let read = if to_end { LaneRead::ToEnd } else { LaneRead::UpTo(position) };
+                most_safe = most_safe.max(safe);
+                lane.advance(read, position, safe, safe);
+                most_read = most_read.max(if to_end { position.max(safe) } else { position });
+                prop_assert!(lane.covered <= most_safe);
+                prop_assert!(lane.covered <= most_read);
+                prop_assert!(lane.from() <= lane.read);
+            }
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! Settling: verdicts become writes, one statement at a time.
+//!
+//! A settle that begins or ends a wait changes which rows a claim may see, so it runs while no claim is out, and no claim
+//! starts before its reply. Settles of plainly delivered events overlap with claims freely.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::known::{Handle, Stage};
+use super::pipeline::{Pipeline, Reply};
+use super::verdict::Fate;
+use crate::{
+    Dead, Delivered, Epoch, LaneId, MAX_REASON_BYTES, Retry, Settled, Settlements, StoreError,
+    StoreErrorKind,
+};
+
+/// Verdicts on their way into the table.
+#[derive(Debug, Default)]
+pub(super) struct Settler {
+    /// Delivered events that nothing waited for.
+    plain: VecDeque<Judged>,
+    /// Verdicts that begin or end a wait.
+    waits: VecDeque<Judged>,
+    /// Parts of a settle that failed as a whole: smaller and smaller, until the one bad event is known.
+    parts: VecDeque<Vec<Judged>>,
+    /// What the database refuses by itself, and when it is tried again.
+    quarantine: Vec<(Duration, Judged)>,
+    out: Option<Out>,
+    last: Duration,
+    not_before: Duration,
+    failures: u32,
+}
+
+#[derive(Debug)]
+struct Out {
+    judged: Vec<Judged>,
+    lanes: Vec<(LaneId, Epoch)>,
+    recovered: Vec<LaneId>,
+    waits: bool,
+}
+
+/// An event and its verdict.
+#[derive(Debug)]
+pub(super) struct Judged {
+    handle: Handle,
+    verdict: Verdict,
+    /// Whether it begins or ends a wait.
+    waits: bool,
+}
+
+#[derive(Debug)]
+enum Verdict {
+    Delivered(Arc<str>),
+    Wait {
+        attempts: u32,
+        delay: Option<Duration>,
+        reason: String,
+    },
+    Dead {
+        attempts: u32,
+        reason: String,
+    },
+    /// The attempt is written before the call: whoever dies with it has counted it.
+    Charge {
+        attempts: u32,
+    },
+}
+
+/// How long a verdict that the database refuses stays aside.
+const QUARANTINE: Duration = Duration::from_secs(60);
+
+const CRASH_SUSPECT: &str = "sent alone since relays died with this lane: counted before the call";
+
+impl Judged {
+    pub(super) fn delivered(handle: Handle, destination: Arc<str>, ends_wait: bool) -> Self {
+        Self { handle, verdict: Verdict::Delivered(destination), waits: ends_wait }
+    }
+
+    pub(super) fn failed(handle: Handle, fate: Fate, reason: &str) -> Self {
+        let reason = clean(reason);
+        let verdict = match fate {
+            Fate::Dead { attempts } => Verdict::Dead { attempts, reason },
+            Fate::Wait { attempts, delay } => Verdict::Wait { attempts, delay, reason },
+            Fate::Back => unreachable!("what goes back is not settled"),
+        };
+        // Even a dead letter: should it have waited, its successors are held back by the table.
+        Self { handle, verdict, waits: true }
+    }
+}
+
+impl Settler {
+    pub(super) fn push(&mut self, judged: Judged) {
+        if judged.waits {
+            self.waits.push_back(judged);
+        } else {
+            self.plain.push_back(judged);
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.out.is_none()
+            && self.plain.is_empty()
+            && self.waits.is_empty()
+            && self.parts.is_empty()
+    }
+
+    /// Whether no claim may start: a settle that begins or ends a wait is out, or wants to be.
+    pub(super) fn needs_quiet(&self) -> bool {
+        !self.waits.is_empty()
+            || self.out.as_ref().is_some_and(|out| out.waits)
+            || self.parts.iter().any(|part| part.iter().any(|judged| judged.waits))
+    }
+}
+
+impl Pipeline {
+    /// Starts a settle if there is something to settle; else when to look again.
+    pub(super) fn pump_settles(&mut self, now: Duration) -> Option<Duration> {
+        self.end_quarantine(now);
+        if self.settler.out.is_some() {
+            return None;
+        }
+        if now < self.settler.not_before {
+            return Some(self.settler.not_before);
+        }
+        let quiet = !self.reader.is_claiming();
+        let recovered = self.recovered();
+        let judged = match self.settler.parts.front() {
+            Some(part) if quiet || !part.iter().any(|judged| judged.waits) => {
+                self.settler.parts.pop_front().unwrap_or_default()
+            }
+            _ if quiet && !self.settler.waits.is_empty() => {
+                let mut judged: Vec<Judged> = self.settler.waits.drain(..).collect();
+                let room = self.parts.limits.settle_events.saturating_sub(judged.len());
+                let plain = self.settler.plain.len().min(room);
+                judged.extend(self.settler.plain.drain(..plain));
+                judged
+            }
+            _ if !self.settler.plain.is_empty() => {
+                let most = self.parts.limits.settle_events;
+                let next = self.settler.last + self.parts.timing.settle_gap;
+                let many = self.settler.plain.len() >= (most / 16).max(1);
+                if !many && self.stopping.is_none() && now < next {
+                    return Some(next);
+                }
+                let plain = self.settler.plain.len().min(most);
+                self.settler.plain.drain(..plain).collect()
+            }
+            _ if !recovered.is_empty() => Vec::new(),
+            _ => return None,
+        };
+        self.start_settle(judged, recovered, now);
+        None
+    }
+
+    fn start_settle(&mut self, mut judged: Vec<Judged>, recovered: Vec<LaneId>, now: Duration) {
+        judged.retain(|judged| self.known.is_known(judged.handle));
+        let mut settlements = Settlements::new(self.worker.clone());
+        let mut lanes: BTreeMap<LaneId, Epoch> = BTreeMap::new();
+        let touched = judged.iter().map(|judged| self.known.event(judged.handle).lane());
+        for lane in touched.chain(recovered.iter().copied()) {
+            if let Some(owned) = self.lanes.get(&lane) {
+                lanes.insert(lane, owned.epoch);
+            }
+        }
+        if lanes.is_empty() {
+            return;
+        }
+        for judged in &judged {
+            let receipt = self.known.event(judged.handle).receipt();
+            match &judged.verdict {
+                Verdict::Delivered(destination) => {
+                    let destination = destination.clone();
+                    settlements.delivered.push(Delivered { receipt, destination });
+                }
+                Verdict::Wait { attempts, delay, reason } => {
+                    let (attempts, delay, reason) = (*attempts, *delay, reason.clone());
+                    settlements.retries.push(Retry { receipt, attempts, delay, reason });
+                }
+                Verdict::Charge { attempts } => {
+                    let (attempts, delay) = (*attempts, Some(Duration::ZERO));
+                    let reason = CRASH_SUSPECT.to_owned();
+                    settlements.retries.push(Retry { receipt, attempts, delay, reason });
+                }
+                Verdict::Dead { attempts, reason } => {
+                    let (attempts, reason) = (*attempts, reason.clone());
+                    settlements.dead.push(Dead { receipt, attempts, reason });
+                }
+            }
+        }
+        settlements.lanes = lanes.iter().map(|(lane, epoch)| (*lane, *epoch)).collect();
+        settlements.recovered.clone_from(&recovered);
+        let waits = judged.iter().any(|judged| judged.waits);
+        self.telemetry.settle_batch.record(judged.len() as f64);
+        self.settler.last = now;
+        self.settler.out = Some(Out { judged, lanes: settlements.lanes.clone(), recovered, waits });
+        let store = self.parts.store.clone();
+        self.statement(async move { store.settle(&settlements).await }, Reply::Settled);
+    }
+
+    pub(super) fn settled(
+        &mut self,
+        result: Result<Settled, StoreError>,
+        now: Duration,
+    ) -> Result<(), StoreError> {
+        let Some(out) = self.settler.out.take() else { return Ok(()) };
+        match result {
+            Ok(settled) => {
+                self.settler.failures = 0;
+                self.apply(out, &settled, now);
+            }
+            Err(error) => {
+                self.store_failed("settle", &error);
+                match error.kind() {
+                    StoreErrorKind::Stale => return Err(error),
+                    StoreErrorKind::Rejected => self.narrow(out.judged, now),
+                    _ => {
+                        self.settler.failures = self.settler.failures.saturating_add(1);
+                        self.settler.not_before = now + self.outage_pause(self.settler.failures);
+                        self.settler.parts.push_front(out.judged);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, out: Out, settled: &Settled, now: Duration) {
+        if settled.missing > 0 {
+            self.telemetry.settle_missing.increment(settled.missing);
+        }
+        for judged in out.judged {
+            if self.known.is_known(judged.handle)
+                && settled.held.contains(&self.known.event(judged.handle).lane())
+            {
+                self.apply_one(&judged, now);
+            }
+        }
+        for lane in out.recovered.iter().filter(|lane| settled.held.contains(lane)) {
+            if let Some(lane) = self.lanes.get_mut(lane) {
+                lane.crashes = 0;
+            }
+        }
+        for (lane, epoch) in out.lanes {
+            let same = self.lanes.get(&lane).is_some_and(|owned| owned.epoch == epoch);
+            if same && !settled.held.contains(&lane) {
+                self.lose_lane(lane, "a settle was refused: the lane belongs to another worker");
+            }
+        }
+    }
+
+    fn apply_one(&mut self, judged: &Judged, now: Duration) {
+        let handle = judged.handle;
+        let event = self.known.event(handle);
+        let (lane, position) = (event.lane(), event.position());
+        let waited = event.is_waiting() || self.known.is_charged(handle);
+        match &judged.verdict {
+            Verdict::Charge { .. } => {
+                self.known.evict_behind(handle);
+                self.known.charged(handle);
+                return;
+            }
+            Verdict::Delivered(_) | Verdict::Dead { .. } => {
+                self.outage.forget(position);
+                if waited {
+                    if let Some(lane) = self.lanes.get_mut(&lane) {
+                        lane.rewind(position);
+                    }
+                    self.reader.look_now(now);
+                }
+            }
+            Verdict::Wait { delay, .. } => {
+                self.known.evict_behind(handle);
+                if let Some(delay) = delay {
+                    self.reader.look_at(now + *delay);
+                }
+            }
+        }
+        self.known.settled(handle);
+        self.reader.settled(handle);
+    }
+
+    /// The database refuses this data: by lane first, then by halves, until one event is left.
+    fn narrow(&mut self, mut judged: Vec<Judged>, now: Duration) {
+        if judged.len() <= 1 {
+            if let Some(judged) = judged.pop() {
+                self.put_aside(judged, now);
+            }
+            return;
+        }
+        let mut by_lane: BTreeMap<LaneId, Vec<Judged>> = BTreeMap::new();
+        for judged in judged {
+            if self.known.is_known(judged.handle) {
+                let lane = self.known.event(judged.handle).lane();
+                by_lane.entry(lane).or_default().push(judged);
+            }
+        }
+        if by_lane.len() > 1 {
+            self.settler.parts.extend(by_lane.into_values());
+        } else if let Some(mut first) = by_lane.into_values().next() {
+            let second = first.split_off(first.len() / 2);
+            self.settler.parts.extend([first, second].into_iter().filter(|part| !part.is_empty()));
+        }
+    }
+
+    fn put_aside(&mut self, judged: Judged, now: Duration) {
+        if !self.known.is_known(judged.handle) {
+            return;
+        }
+        let event = self.known.event(judged.handle);
+        tracing::error!(
+            pipeline = self.worker.pipeline.name(),
+            id = %event.id(),
+            position = event.position(),
+            lane = event.lane(),
+            "the database refuses the verdict on this event: it is tried again every minute, others go on"
+        );
+        self.settler.quarantine.push((now + QUARANTINE, judged));
+        self.telemetry.quarantined.set(self.settler.quarantine.len() as f64);
+    }
+
+    fn end_quarantine(&mut self, now: Duration) {
+        if self.settler.quarantine.is_empty() {
+            return;
+        }
+        let (due, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.settler.quarantine)
+            .into_iter()
+            .partition(|(until, _)| now >= *until);
+        self.settler.quarantine = waiting;
+        self.settler.parts.extend(due.into_iter().map(|(_, judged)| vec![judged]));
+        self.telemetry.quarantined.set(self.settler.quarantine.len() as f64);
+    }
+
+    /// Writes the attempt of an event in a careful lane before it is sent.
+    pub(super) fn charge(&mut self, handle: Handle) {
+        debug_assert_eq!(self.known.stage(handle), Stage::Queued);
+        let event = self.known.event(handle);
+        let destination = self.destinations.of(&self.parts.router, event);
+        let event = self.known.event(handle);
+        let policy = self.parts.retry.policy(event.event_type(), &destination);
+        if event.attempts() >= policy.max_attempts {
+            let reason = "relays died each time they sent this event";
+            self.condemn_queued(handle, crate::FailureClass::Permanent, reason);
+            return;
+        }
+        let attempts = event.attempts() + 1;
+        self.telemetry.attempt("charged");
+        self.known.judge_queued(handle);
+        self.settler.push(Judged { handle, verdict: Verdict::Charge { attempts }, waits: true });
+    }
+
+    /// Lanes whose former owners died, and in which what was there then is settled.
+    fn recovered(&self) -> Vec<LaneId> {
+        let watermark = self.watermark.safe();
+        let recovered = |id: LaneId, inherited: i64| {
+            let pending = |(_, event, stage): (Handle, &crate::Event, Stage)| {
+                event.lane() == id && event.position() <= inherited && stage != Stage::Settled
+            };
+            !self.known.iter().any(pending)
+        };
+        self.lanes
+            .iter()
+            .filter(|(_, lane)| lane.crashes > 0 && !lane.leaving)
+            .filter_map(|(id, lane)| {
+                let inherited = lane.inherited?;
+                let read = lane.read >= inherited && lane.covered >= inherited.min(watermark);
+                (read && watermark >= inherited && recovered(*id, inherited)).then_some(*id)
+            })
+            .collect()
+    }
+}
+
+/// A reason that every database can store: without NUL, and of its middle the longest part left out.
+fn clean(reason: &str) -> String {
+    let reason = reason.replace('\0', "\u{fffd}");
+    if reason.len() <= MAX_REASON_BYTES {
+        return reason;
+    }
+    let half = MAX_REASON_BYTES / 2 - 8;
+    let head = reason.floor_char_boundary(half);
+    let tail = reason.ceil_char_boundary(reason.len() - half);
+    format!("{} … {}", &reason[..head], &reason[tail..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Covers B058 and H049.
+    #[test]
+    fn a_long_reason_keeps_its_head_and_its_tail() {
+        let reason = format!("connect{}cause", "é".repeat(20_000));
+        let cleaned = clean(&reason);
+        assert!(cleaned.starts_with("connect") && cleaned.ends_with("cause"));
+        assert!(cleaned.len() <= MAX_REASON_BYTES);
+    }
+
+    proptest! {
+        #[test]
+        fn every_reason_can_be_stored(reason in ".{0,6000}") {
+            let cleaned = clean(&reason);
+            prop_assert!(cleaned.len() <= MAX_REASON_BYTES && !cleaned.contains('\0'));
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The relay at work on the memory backend, on tokio's paused clock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use outbox_core::memory::{Fault, FaultRule, MemoryPublisher, MemoryStore};
+use outbox_core::{
+    Exhausted, Failure, FailureClass, KeyOrder, NewEvent, Relay, RetryPolicies, RetryPolicy,
+    Writer as _,
+};
+
+const LONG: Duration = Duration::from_secs(600);
+
+fn relay(store: &MemoryStore, publisher: &MemoryPublisher) -> Relay {
+    Relay::new(Arc::new(store.clone()), Arc::new(publisher.clone())).with_virtual_time()
+}
+
+async fn append(store: &MemoryStore, aggregate: &str, types: &[&str]) {
+    let mut transaction = store.begin();
+    let events: Vec<NewEvent> = types
+        .iter()
+        .map(|event_type| NewEvent::builder("order", aggregate, *event_type).build().unwrap())
+        .collect();
+    store.append(&mut transaction, &events).await.unwrap();
+    transaction.commit();
+}
+
+fn types(publisher: &MemoryPublisher) -> Vec<String> {
+    publisher.messages().iter().map(|message| message.event_type().to_owned()).collect()
+}
+
+async fn until_done(store: &MemoryStore) {
+    store.wait_until_nothing_pending(LONG).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_commits_is_published_in_order_and_what_is_rolled_back_never() {
+    let (store, publisher) = (MemoryStore::new(), MemoryPublisher::new());
+    append(&store, "a", &["1", "2"]).await;
+    let mut rolled_back = store.begin();
+    let event = NewEvent::builder("order", "a", "never").build().unwrap();
+    store.append(&mut rolled_back, &[event]).await.unwrap();
+    drop(rolled_back);
+    append(&store, "a", &["3"]).await;
+    relay(&store, &publisher).run(until_done(&store)).await.unwrap();
+    assert_eq!(types(&publisher), ["1", "2", "3"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ten_thousand_events_are_published_once_each() {
+    let (store, publisher) =
+        (MemoryStore::new(), MemoryPublisher::with_key_order(KeyOrder::Prefix));
+    for batch in 0..100 {
+        for aggregate in 0..10 {
+            let types: Vec<String> = (0..10).map(|n| (batch * 10 + n).to_string()).collect();
+            let types: Vec<&str> = types.iter().map(String::as_str).collect();
+            append(&store, &format!("a{aggregate}"), &types).await;
+        }
+    }
+    relay(&store, &publisher).run(until_done(&store)).await.unwrap();
+    let messages = publisher.messages();
+    assert_eq!(messages.len(), 10_000);
+    for aggregate in 0..10 {
+        let key = format!("a{aggregate}");
+        let seen: Vec<u32> = messages
+            .iter()
+            .filter(|message| message.key() == Some(key.as_bytes()))
+            .map(|message| message.event_type().parse().unwrap())
+            .collect();
+        assert_eq!(seen, (0..1000).collect::<Vec<u32>>());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_holds_its_aggregate_and_no_other() {
+    let (store, publisher) =
+        (MemoryStore::new(), MemoryPublisher::with_key_order(KeyOrder::Prefix));
+    append(&store, "a", &["bad", "behind"]).await;
+    append(&store, "b", &["other"]).await;
+    publisher.script(FaultRule::on_type("bad", refuse(FailureClass::Transient)).times(2));
+    relay(&store, &publisher).run(until_done(&store)).await.unwrap();
+    assert_eq!(types(&publisher), ["other", "bad", "behind"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_permanent_failure_is_dead_lettered_and_its_aggregate_goes_on() {
+    let (store, publisher) =
+        (MemoryStore::new(), MemoryPublisher::with_key_order(KeyOrder::Prefix));
+    append(&store, "a", &["before", "bad", "behind"]).await;
+    publisher.script(FaultRule::on_type("bad", refuse(FailureClass::Permanent)));
+    relay(&store, &publisher).run(until_done(&store)).await.unwrap();
+    assert_eq!(types(&publisher), ["before", "behind"]);
+    assert_eq!(store.dead().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_counts_against_no_event() {
+    let (store, publisher) =
+        (MemoryStore::new(), MemoryPublisher::with_key_order(KeyOrder::Prefix));
+    for n in 0..100 {
+        append(&store, &format!("a{n}"), &["x"]).await;
+    }
+    publisher.outage(true);
+    let back = publisher.clone();
+    let heal = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(1800)).await;
+        back.outage(false);
+    });
+    let healed = async {
+        heal.await.unwrap();
+        until_done(&store).await;
+    };
+    relay(&store, &publisher).run(healed).await.unwrap();
+    assert_eq!(publisher.messages().len(), 100);
+    assert!(publisher.messages().iter().all(|message| message.attempts() == 0));
+    assert!(store.dead().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn under_hold_a_failed_event_blocks_its_aggregate_until_requeued() {
+    let (store, publisher) =
+        (MemoryStore::new(), MemoryPublisher::with_key_order(KeyOrder::Prefix));
+    append(&store, "a", &["bad", "behind"]).await;
+    append(&store, "b", &["other"]).await;
+    publisher.script(FaultRule::on_type("bad", refuse(FailureClass::Permanent)).times(1));
+    let hold = RetryPolicies::new(RetryPolicy::default().with_exhausted(Exhausted::Hold));
+    let relay = relay(&store, &publisher).with_retry(hold);
+    let operator = async {
+        publisher.wait_for(1, LONG).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(types(&publisher), ["other"]);
+        let blocked = store.pending()[0].id().clone();
+        assert!(store.requeue(&blocked));
+        until_done(&store).await;
+    };
+    relay.run(operator).await.unwrap();
+    assert_eq!(types(&publisher), ["other", "bad", "behind"]);
+}
+
+fn refuse(class: FailureClass) -> Fault {
+    Fault::Refuse(Failure::new(class, "x"))
+}
