@@ -1,5 +1,6 @@
 //! The relay at work on the memory backend, on tokio's paused clock.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 use std::sync::Arc;
 use std::time::Duration;
 
