@@ -1,1 +1,32 @@
-//! Placeholder.
+//! SQLite as the outbox's store: the embedded default, no server needed.
+//!
+//! [`Schema`] creates the tables in the application's own database file, [`SqliteOutbox`] appends events in its
+//! transactions, [`SqliteStore`] hands them to the relay, [`SqliteInbox`] makes a consumer's effects happen once, and
+//! [`DeadLetters`] is for operators. Several processes may use one file, on a local disk.
+//!
+//! # The file
+//!
+//! - SQLite has one writer at a time: begin transactions that write with [`SqliteOutbox::begin`] (`begin immediate`)
+//!   and keep them short. A commit is never later than another whose positions are higher, so the relay needs no
+//!   knowledge of open transactions.
+//! - With [`Journal::Wal`] three files belong together (`-wal`, `-shm`): a copy of the main file alone loses commits.
+//!   Copy with `vacuum into` or the backup API. A reader that stays open keeps the log from being folded back, so that
+//!   it grows; the relay's own reads are one statement each.
+//! - A copy carries the pending events and the identity of the original: see [`Schema`].
+
+mod config;
+mod dead;
+mod error;
+mod inbox;
+mod row;
+mod schema;
+mod sql;
+mod store;
+mod writer;
+
+pub use config::{Journal, Keep, SqliteConfig};
+pub use dead::{DeadLetter, DeadLetters};
+pub use inbox::SqliteInbox;
+pub use schema::Schema;
+pub use store::SqliteStore;
+pub use writer::SqliteOutbox;

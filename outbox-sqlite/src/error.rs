@@ -1,0 +1,41 @@
+//! What a caller can do about an error of SQLite.
+
+use outbox_core::{StoreError, StoreErrorKind};
+
+/// Turns an error of sqlx into ours; `what` says what was attempted, where.
+pub(crate) fn failed(what: impl Into<String>) -> impl FnOnce(sqlx::Error) -> StoreError {
+    let what = what.into();
+    move |source| {
+        let (kind, way_out) = classify(&source);
+        StoreError::new(kind, format!("cannot {what}{way_out}")).with_source(source)
+    }
+}
+
+/// SQLite's primary result codes, <https://www.sqlite.org/rescode.html>.
+fn classify(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
+    use StoreErrorKind::{Misconfigured, Rejected, Unavailable};
+    match error {
+        sqlx::Error::Database(database) => {
+            let code = database.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or(1);
+            match code & 0xff {
+                // BUSY (also as BUSY_RECOVERY 261 and BUSY_SNAPSHOT 517) and LOCKED
+                5 | 6 => (Unavailable, ": another connection is writing"),
+                13 => (Unavailable, ": the disk is full"),
+                // CONSTRAINT, MISMATCH, TOOBIG, RANGE
+                19 | 20 | 18 | 25 => (Rejected, ""),
+                // ABORT, NOMEM, INTERRUPT, IOERR, PROTOCOL, SCHEMA
+                4 | 7 | 9 | 10 | 15 | 17 => (Unavailable, ""),
+                14 => {
+                    (Misconfigured, ": check that the file is there, or create it with `migrate`")
+                }
+                8 => (Misconfigured, ": the file or its folder cannot be written to"),
+                _ => (Misconfigured, ""),
+            }
+        }
+        sqlx::Error::Io(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed => (Unavailable, ""),
+        _ => (Misconfigured, ""),
+    }
+}

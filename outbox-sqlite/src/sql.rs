@@ -1,0 +1,398 @@
+//! Every statement of this adapter, in the order an event meets it.
+//!
+//! Times are whole microseconds since 1970 by SQLite's own clock, which reads milliseconds. All statements run on
+//! SQLite 3.38 and later. Plans are fixed by `indexed by` and `cross join`, so that they do not hang on statistics.
+
+use outbox_core::{StoreError, TypeFilter};
+use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
+
+use crate::config::SqliteConfig;
+
+/// The clock. `unixepoch('subsec')` is younger (3.42) than the `sqlite3` of many systems, and a writer in another
+/// language evaluates this too: as the default of `created_at`.
+const NOW: &str = "(cast(round((julianday('now') - 2440587.5) * 86400000.0) as integer) * 1000)";
+
+/// Due never: blocked until an operator decides.
+const NEVER: i64 = i64::MAX;
+
+/// Takes the write lock at once: a transaction that reads first and writes later fails with BUSY_SNAPSHOT as soon as
+/// another has written in between, whatever the busy time-out.
+pub(crate) const BEGIN: &str = "begin immediate";
+
+/// The statements, with the names of the tables in them.
+#[derive(Debug)]
+pub(crate) struct Sql {
+    table: String,
+    lanes: u16,
+    pub(crate) insert: SqlStr,
+    pub(crate) insert_due: SqlStr,
+    pub(crate) insert_text: String,
+    pub(crate) first_seen: SqlStr,
+    pub(crate) overlapping: SqlStr,
+    pub(crate) register: SqlStr,
+    pub(crate) add_lane: SqlStr,
+    pub(crate) owned: SqlStr,
+    pub(crate) roster: SqlStr,
+    pub(crate) is_registered: SqlStr,
+    pub(crate) free_lanes_of_dead: SqlStr,
+    pub(crate) forget_dead: SqlStr,
+    pub(crate) take: SqlStr,
+    pub(crate) release: SqlStr,
+    pub(crate) release_all: SqlStr,
+    pub(crate) leave: SqlStr,
+    pub(crate) top: SqlStr,
+    pub(crate) fence: SqlStr,
+    pub(crate) archive: SqlStr,
+    pub(crate) delete: SqlStr,
+    pub(crate) wait: SqlStr,
+    pub(crate) bury: SqlStr,
+    pub(crate) recover: SqlStr,
+    pub(crate) list_dead: SqlStr,
+    pub(crate) requeue: SqlStr,
+    pub(crate) discard: SqlStr,
+    pub(crate) meta: SqlStr,
+    pub(crate) set_meta: SqlStr,
+}
+
+impl Sql {
+    pub(crate) fn new(config: &SqliteConfig) -> Result<Self, StoreError> {
+        config.validate()?;
+        let table = &config.table;
+        let t = format!("\"{table}\"");
+        let lanes = format!("\"{table}_lanes\"");
+        let workers = format!("\"{table}_workers\"");
+        let dead = format!("\"{table}_dead\"");
+        let archive = format!("\"{table}_archive\"");
+        let inbox = format!("\"{table}_inbox\"");
+        let meta = format!("\"{table}_meta\"");
+
+        let insert = format!(
+            "insert into {t} (id, aggregatetype, aggregateid, type, payload, headers)
+             values (?1, ?2, ?3, ?4, ?5, ?6)"
+        );
+        Ok(Self {
+            table: table.clone(),
+            lanes: config.lanes,
+            insert: safe(insert.clone()),
+            insert_text: insert,
+            // ?7 a time, or ?8 a delay from now
+            insert_due: safe(format!(
+                "insert into {t} (id, aggregatetype, aggregateid, type, payload, headers, due_at)
+                 values (?1, ?2, ?3, ?4, ?5, ?6, coalesce(?7, {NOW} + ?8))"
+            )),
+            first_seen: safe(format!(
+                "insert into {inbox} (consumer, event_id) values (?1, ?2) on conflict do nothing"
+            )),
+
+            // Leases. One row per worker carries the lease; lane rows change with ownership only.
+            overlapping: safe(format!(
+                "select pipeline, types from {workers} where pipeline <> ?1 and lease_until >= {NOW}"
+            )),
+            register: safe(format!(
+                "insert into {workers} (worker, pipeline, name, types, lease_until)
+                 values (?1, ?2, ?3, ?4, {NOW} + ?5)
+                 on conflict (worker) do update set lease_until = excluded.lease_until"
+            )),
+            add_lane: safe(format!(
+                "insert into {lanes} (pipeline, lane) values (?1, ?2) on conflict do nothing"
+            )),
+            owned: safe(format!(
+                "select lane, epoch, crashes from {lanes} where pipeline = ?1 and owner = ?2 order by lane"
+            )),
+            roster: safe(format!(
+                "select worker from {workers} where pipeline = ?1 and lease_until >= {NOW} order by worker"
+            )),
+            is_registered: safe(format!("select 1 from {workers} where worker = ?1")),
+            // The epoch rises here too, so that a dead worker that wakes up is refused before anybody took its lane.
+            free_lanes_of_dead: safe(format!(
+                "update {lanes} set owner = null, epoch = epoch + 1, crashes = min(crashes + 1, 65535)
+                  where owner in (select worker from {workers} where lease_until < {NOW} and worker <> ?1)"
+            )),
+            forget_dead: safe(format!(
+                "delete from {workers} where lease_until < {NOW} and worker <> ?1
+                    and not exists (select 1 from {lanes} where owner = worker)"
+            )),
+            take: safe(format!(
+                "update {lanes} set owner = ?2, epoch = epoch + 1
+                  where pipeline = ?1 and lane in (
+                    select lane from {lanes} where pipeline = ?1 and owner is null order by lane limit ?3)"
+            )),
+            release: safe(format!(
+                "update {lanes} set owner = null
+                  where pipeline = ?1 and owner = ?2 and lane in (select value from json_each(?3))"
+            )),
+            release_all: safe(format!("update {lanes} set owner = null where owner = ?1")),
+            leave: safe(format!("delete from {workers} where worker = ?1")),
+
+            // One writer at a time: positions appear in their order, so the highest one seen is all there is.
+            top: safe(format!("select max(position) from {t}")),
+
+            // Settle. The lists are JSON arrays of arrays that start with [position, id, lane].
+            fence: safe(format!(
+                "select l.lane from json_each(?3) h cross join {lanes} l
+                     on l.pipeline = ?1 and l.lane = h.value ->> 0
+                  where l.owner = ?2 and l.epoch = h.value ->> 1 order by l.lane"
+            )),
+            archive: safe(format!(
+                "insert into {archive} (position, id, aggregatetype, aggregateid, type, payload, headers, created_at,
+                        lane, attempts, destination)
+                 select o.position, o.id, o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, o.created_at,
+                        o.lane, o.attempts, r.value ->> 3
+                   from {named}",
+                named = named(&t)
+            )),
+            delete: safe(format!(
+                "delete from {t} where position in (select o.position from {named})",
+                named = named(&t)
+            )),
+            wait: safe(format!(
+                "update {t} set attempts = r.attempts, last_error = r.reason,
+                        due_at = case when r.delay is null then {NEVER} else {NOW} + r.delay end
+                   from (select o.position as at, r.value ->> 3 as attempts, r.value ->> 4 as delay,
+                                r.value ->> 5 as reason
+                           from {named}) r
+                  where position = r.at",
+                named = named(&t)
+            )),
+            bury: safe(format!(
+                "insert into {dead} (position, id, aggregatetype, aggregateid, type, payload, headers, created_at,
+                        lane, attempts, reason)
+                 select o.position, o.id, o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, o.created_at,
+                        o.lane, r.value ->> 3, r.value ->> 4
+                   from {named}",
+                named = named(&t)
+            )),
+            recover: safe(format!(
+                "update {lanes} set crashes = 0
+                  where pipeline = ?1 and crashes > 0 and lane in (select value from json_each(?2))"
+            )),
+
+            // Operators.
+            list_dead: safe(format!(
+                "select entry, id, aggregatetype, aggregateid, type, payload, headers, attempts, reason, created_at,
+                        died_at
+                   from {dead} where entry > ?1 order by entry limit ?2"
+            )),
+            // Back to its old place, so that what is behind it in its aggregate waits for it; a place that was drawn
+            // again since (a file put back from a copy) is left to its new owner.
+            requeue: safe(format!(
+                "insert into {t} (position, id, aggregatetype, aggregateid, type, payload, headers, created_at,
+                        attempts, due_at, last_error)
+                 select case when exists (select 1 from {t} o where o.position = d.position) then null
+                             else d.position end,
+                        d.id, d.aggregatetype, d.aggregateid, d.type, d.payload, d.headers, d.created_at,
+                        max(d.attempts, 1), {NOW}, d.reason
+                   from {dead} d where d.entry = ?1"
+            )),
+            discard: safe(format!("delete from {dead} where entry = ?1")),
+
+            meta: safe(format!("select value from {meta} where key = ?1")),
+            set_meta: safe(format!(
+                "insert into {meta} (key, value) values (?1, ?2) on conflict do nothing"
+            )),
+        })
+    }
+
+    /// Reads `lanes` lanes in one snapshot: a plain read.
+    ///
+    /// Its first row is no event: it tells the clock and the file's identity, also when nothing else comes. Due rows
+    /// come before fresh ones, so that the byte budget of a claim cannot starve them.
+    ///
+    /// ?1 types, ?2 known positions for the due rows, ?3 known positions for the fresh rows, ?4 [[lane, read], …],
+    /// ?5 limit; then lane, from and take of each lane.
+    pub(crate) fn claim(&self, lanes: usize, types: &TypeFilter) -> SqlStr {
+        let table = &self.table;
+        let columns = "o.position, o.lane, o.id, o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, \
+                       o.created_at, o.attempts, o.due_at is not null";
+        let of_types = match types {
+            TypeFilter::Only(_) => "and o.aggregatetype in (select value from json_each(?1))",
+            TypeFilter::Except(_) => "and o.aggregatetype not in (select value from json_each(?1))",
+            _ => "",
+        };
+        let not_held = format!(
+            "and not exists (select 1 from \"{table}\" w indexed by \"{table}_waiting\"
+                              where w.aggregateid = o.aggregateid and w.aggregatetype = o.aggregatetype
+                                and w.position < o.position and w.due_at is not null and w.attempts > 0)"
+        );
+        let fresh = (0..lanes)
+            .map(|index| {
+                let (lane, from, take) = (index * 3 + 6, index * 3 + 7, index * 3 + 8);
+                format!(
+                    "select * from (select {columns} from \"{table}\" o indexed by \"{table}_lane\"
+                      where o.lane = ?{lane} and o.position > ?{from} and o.due_at is null
+                        and o.position not in (select value from json_each(?3)) {of_types} {not_held}
+                      order by o.position limit ?{take})"
+                )
+            })
+            .collect::<Vec<_>>()
+            .join(" union all ");
+        safe(format!(
+            "select null, null, (select value from \"{table}_meta\" where key = 'identity'), null, null, null, null,
+                    null, {NOW}, null, null
+             union all
+             select * from (
+               with reads (lane, read) as materialized (select value ->> 0, value ->> 1 from json_each(?4))
+               select {columns} from \"{table}\" o indexed by \"{table}_due\"
+                where o.due_at is not null and o.due_at <= {NOW}
+                  and exists (select 1 from reads r where r.lane = o.lane and r.read >= o.position)
+                  and o.position not in (select value from json_each(?2)) {of_types} {not_held}
+                order by o.due_at limit ?5)
+             union all
+             select * from ({fresh} limit ?5)"
+        ))
+    }
+
+    /// Figures of the table, each counted up to ?2.
+    pub(crate) fn backlog(&self, types: &TypeFilter) -> SqlStr {
+        let table = &self.table;
+        let of_types = match types {
+            TypeFilter::Only(_) => "aggregatetype in (select value from json_each(?1))",
+            TypeFilter::Except(_) => "aggregatetype not in (select value from json_each(?1))",
+            _ => "true",
+        };
+        safe(format!(
+            "select
+               (select count(*) from (select 1 from \"{table}\" where {of_types} limit ?2)),
+               (select {NOW} - min(created_at) from (
+                  select * from (select created_at from \"{table}\" where due_at is null and {of_types}
+                                  order by position limit 1)
+                  union all
+                  select * from (select created_at from \"{table}\" indexed by \"{table}_due\"
+                                  where due_at is not null and due_at <= {NOW} and {of_types}
+                                  order by due_at limit ?2))),
+               (select count(*) from (select 1 from \"{table}\" indexed by \"{table}_due\"
+                                       where due_at is not null and due_at = {NEVER} and {of_types} limit ?2)),
+               (select count(*) from (select 1 from \"{table}_dead\" where {of_types} limit ?2))"
+        ))
+    }
+
+    /// The tables, as statements that can be repeated.
+    pub(crate) fn schema(&self) -> String {
+        let (table, lane) = (&self.table, self.lane_expression());
+        format!(
+            r#"-- The outbox: a row is a pending event. A plain insert of the five columns id, aggregatetype, aggregateid,
+-- type and payload is complete. Times are microseconds since 1970. Autoincrement: a position is never drawn twice.
+create table if not exists "{table}" (
+  position integer primary key autoincrement,
+  id text not null default (lower(hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' ||
+      substr(hex(randomblob(2)), 2) || '-' || substr('89ab', 1 + abs(random() % 4), 1) ||
+      substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6))))
+    check (length(cast(id as blob)) between 1 and 255 and instr(cast(id as blob), x'00') = 0),
+  aggregatetype text not null,
+  aggregateid text,
+  type text not null,
+  payload any,
+  headers text,
+  created_at integer not null default {NOW},
+  lane integer not null generated always as ({lane}) stored,
+  attempts integer not null default 0,
+  due_at integer,
+  last_error text
+) strict;
+create index if not exists "{table}_lane" on "{table}" (lane);
+create index if not exists "{table}_waiting" on "{table}" (aggregateid, aggregatetype)
+  where due_at is not null and attempts > 0;
+create index if not exists "{table}_due" on "{table}" (due_at) where due_at is not null;
+
+-- Who owns which lane, per pipeline; epoch counts the owners, crashes those that died in a row.
+create table if not exists "{table}_lanes" (
+  pipeline text not null,
+  lane integer not null,
+  owner text,
+  epoch integer not null default 0,
+  crashes integer not null default 0,
+  primary key (pipeline, lane)
+) strict, without rowid;
+
+-- The relay's workers, each with its lease and the aggregate types it relays.
+create table if not exists "{table}_workers" (
+  worker text primary key not null,
+  pipeline text not null,
+  name text not null,
+  types text not null,
+  joined_at integer not null default {NOW},
+  lease_until integer not null
+) strict, without rowid;
+
+-- Events that were given up.
+create table if not exists "{table}_dead" (
+  entry integer primary key autoincrement,
+  position integer not null,
+  id text not null,
+  aggregatetype text not null,
+  aggregateid text,
+  type text not null,
+  payload any,
+  headers text,
+  created_at integer not null,
+  lane integer not null,
+  attempts integer not null,
+  reason text not null,
+  died_at integer not null default {NOW}
+) strict;
+create index if not exists "{table}_dead_id" on "{table}_dead" (id);
+
+-- Events that were delivered, where they are kept.
+create table if not exists "{table}_archive" (
+  entry integer primary key,
+  position integer not null,
+  id text not null,
+  aggregatetype text not null,
+  aggregateid text,
+  type text not null,
+  payload any,
+  headers text,
+  created_at integer not null,
+  lane integer not null,
+  attempts integer not null,
+  destination text not null,
+  settled_at integer not null default {NOW}
+) strict;
+create index if not exists "{table}_archive_id" on "{table}_archive" (id);
+create index if not exists "{table}_archive_settled" on "{table}_archive" (settled_at);
+
+-- Events that a consumer of this database has handled.
+create table if not exists "{table}_inbox" (
+  consumer text not null,
+  event_id text not null,
+  seen_at integer not null default {NOW},
+  primary key (consumer, event_id)
+) strict, without rowid;
+create index if not exists "{table}_inbox_seen" on "{table}_inbox" (seen_at);
+
+-- Version of these tables, number of lanes, identity of the file.
+create table if not exists "{table}_meta" (
+  key text primary key not null,
+  value text not null
+) strict, without rowid;
+"#
+        )
+    }
+
+    /// The lane of a row, from the last five characters of its key and the key's length.
+    ///
+    /// SQLite has no hash of its own, and a function that we register would be missing in every other writer. Keys
+    /// that differ only before their last five characters share a lane. The factors are primes above any lane count.
+    pub(crate) fn lane_expression(&self) -> String {
+        let key = "('00000' || coalesce(aggregateid, id))";
+        let character =
+            |back: u8, factor: u16| format!("unicode(substr({key}, -{back}, 1)) * {factor}");
+        let sum = [(1, 1), (2, 263), (3, 523), (4, 1021), (5, 2053)]
+            .map(|(back, factor)| character(back, factor))
+            .join(" + ");
+        format!("({sum} + length({key}) * 3) % {}", self.lanes)
+    }
+}
+
+/// The rows of the table that the list ?1 names by position, id and lane; `hex:` names an id that is no text.
+fn named(table: &str) -> String {
+    format!(
+        "json_each(?1) r cross join {table} o on o.position = r.value ->> 0
+          where o.lane = r.value ->> 2 and (o.id = r.value ->> 1 or 'hex:' || substr(hex(o.id), 1, 200) = r.value ->> 1)"
+    )
+}
+
+/// The one place where statements are vouched for: table names are validated, everything else is bound.
+pub(crate) fn safe(sql: String) -> SqlStr {
+    AssertSqlSafe(std::sync::Arc::<str>::from(sql)).into_sql_str()
+}

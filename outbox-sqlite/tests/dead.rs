@@ -1,0 +1,105 @@
+//! Dead letters in the hands of operators.
+
+#![allow(clippy::unwrap_used, reason = "also in the helpers of these tests")]
+
+mod common;
+
+use common::{Fixture, event, fixture_with, one_lane, payloads, settlements};
+use outbox_core::{Dead, Event, Store};
+use outbox_sqlite::DeadLetters;
+
+/// Three events of one aggregate, the first of them dead.
+async fn with_a_dead_head() -> (Fixture, DeadLetters) {
+    let fixture = fixture_with(one_lane).await;
+    let (worker, owned) = fixture.owner().await;
+    fixture.append(&[event("a", "1"), event("a", "2"), event("a", "3")]).await;
+    let events = fixture.claim_all().await.events;
+    let mut verdicts = settlements(&worker, &owned, &events);
+    let receipt = events[0].receipt();
+    verdicts.dead = vec![Dead { receipt, attempts: 5, reason: "its schema is unknown".to_owned() }];
+    fixture.store.settle(&verdicts).await.unwrap();
+    let letters = DeadLetters::new(fixture.pool.clone(), &fixture.config).unwrap();
+    (fixture, letters)
+}
+
+#[tokio::test]
+async fn a_dead_letter_tells_what_it_was_and_its_aggregate_goes_on() {
+    let (fixture, letters) = with_a_dead_head().await;
+    assert_eq!(payloads(&fixture.claim_all().await.events), ["2", "3"]);
+    let listed = letters.list(0, 10).await.unwrap();
+    let letter = &listed[0];
+    assert_eq!(listed.len(), 1);
+    assert_eq!(
+        (letter.aggregate_type.as_str(), letter.aggregate_id.as_deref()),
+        ("order", Some("a"))
+    );
+    assert_eq!(
+        (letter.event_type.as_str(), letter.payload.as_deref()),
+        ("Changed", Some(&b"1"[..]))
+    );
+    assert_eq!((letter.attempts, letter.reason.as_str()), (5, "its schema is unknown"));
+    assert!(letter.died_at >= letter.created_at);
+    assert!(letters.list(letter.entry, 10).await.unwrap().is_empty());
+}
+
+/// A requeued event keeps its id and its attempts, is due at once, and holds its aggregate.
+#[tokio::test]
+async fn a_requeued_event_goes_first_in_its_aggregate() {
+    let (fixture, letters) = with_a_dead_head().await;
+    let letter = &letters.list(0, 1).await.unwrap()[0];
+    assert!(letters.requeue(letter.entry).await.unwrap());
+    let events = fixture.claim_all().await.events;
+    assert_eq!(payloads(&events), ["1"]);
+    assert_eq!(events[0].id().to_string(), letter.id);
+    assert_eq!((events[0].attempts(), events[0].holds_aggregate()), (5, true));
+    assert!(letters.list(0, 1).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_requeued_event_whose_place_is_taken_gets_a_new_one() {
+    let (fixture, letters) = with_a_dead_head().await;
+    fixture
+        .execute("insert into outbox (position, aggregatetype, aggregateid, type, payload) values (1, 'order', 'b', 'C', 'b')")
+        .await;
+    let letter = &letters.list(0, 1).await.unwrap()[0];
+    assert!(letters.requeue(letter.entry).await.unwrap());
+    let events = fixture.claim_all().await.events;
+    let requeued = events.iter().find(|event| event.id().to_string() == letter.id);
+    assert_eq!(requeued.map(Event::position), Some(4));
+}
+
+#[tokio::test]
+async fn a_discarded_event_is_gone() {
+    let (fixture, letters) = with_a_dead_head().await;
+    let entry = letters.list(0, 1).await.unwrap()[0].entry;
+    assert!(letters.discard(entry).await.unwrap());
+    assert!(!letters.discard(entry).await.unwrap());
+    assert!(!letters.requeue(entry).await.unwrap());
+    assert_eq!(payloads(&fixture.claim_all().await.events), ["2", "3"]);
+}
+
+/// B068: of operators who decide about one dead letter at once exactly one succeeds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_operators_one_wins() {
+    let (fixture, first) = with_a_dead_head().await;
+    let second = DeadLetters::new(fixture.pool.clone(), &fixture.config).unwrap();
+    for round in 0..50 {
+        let entry = first.list(0, 1).await.unwrap()[0].entry;
+        let (one, two) = tokio::join!(first.requeue(entry), second.requeue(entry));
+        assert!(one.unwrap() ^ two.unwrap(), "round {round}");
+        assert_eq!(fixture.number("select count(*) from outbox where attempts = 5").await, 1);
+        fixture
+            .execute(
+                "begin immediate;
+                 insert into outbox_dead (position, id, aggregatetype, aggregateid, type, created_at, lane, attempts, reason)
+                   select position, id, aggregatetype, aggregateid, type, created_at, lane, attempts, 'again'
+                     from outbox where attempts = 5;
+                 delete from outbox where attempts = 5;
+                 commit",
+            )
+            .await;
+    }
+    let entry = first.list(0, 1).await.unwrap()[0].entry;
+    let (requeued, discarded) = tokio::join!(first.requeue(entry), second.discard(entry));
+    assert!(requeued.unwrap() ^ discarded.unwrap());
+}
