@@ -38,7 +38,9 @@ enum Abandoning {
 #[derive(Debug)]
 struct Call {
     batch: Batch,
-    /// Events of one aggregate each, in order; together they are the batch.
+    /// The events of the batch, in its order.
+    handles: Vec<Handle>,
+    /// Those of one aggregate each, as long as they are not over.
     runs: Vec<Run>,
     started: Duration,
     task: AbortHandle,
@@ -52,10 +54,9 @@ struct Call {
 /// The events of one aggregate in a call.
 #[derive(Debug)]
 struct Run {
-    first: usize,
-    handles: Vec<Handle>,
-    /// Events at the front whose verdict has been taken in.
-    done: usize,
+    /// The first whose verdict has not been taken in.
+    next: usize,
+    end: usize,
 }
 
 /// A call that has confirmed something but is not over by then gives its place to another.
@@ -165,7 +166,7 @@ impl Pipeline {
                 }
                 continue;
             }
-            self.start_call(&handles, now);
+            self.start_call(handles, now);
         }
     }
 
@@ -209,7 +210,7 @@ impl Pipeline {
         picked
     }
 
-    fn start_call(&mut self, handles: &[Handle], now: Duration) {
+    fn start_call(&mut self, handles: Vec<Handle>, now: Duration) {
         let mut messages = Vec::with_capacity(handles.len());
         let mut runs: Vec<Run> = Vec::new();
         for (index, handle) in handles.iter().enumerate() {
@@ -217,8 +218,8 @@ impl Pipeline {
             let same = event.aggregate_id().is_some()
                 && messages.last().is_some_and(|last: &Message| is_same_aggregate(last, event));
             match runs.last_mut() {
-                Some(run) if same => run.handles.push(*handle),
-                _ => runs.push(Run { first: index, handles: vec![*handle], done: 0 }),
+                Some(run) if same => run.end += 1,
+                _ => runs.push(Run { next: index, end: index + 1 }),
             }
             let destination = self.destinations.of(&self.parts.router, event);
             messages.push(Message::new(event.clone(), destination));
@@ -241,6 +242,7 @@ impl Pipeline {
         self.calls.last_started = now;
         let call = Call {
             batch,
+            handles,
             runs,
             started: now,
             task,
@@ -271,9 +273,9 @@ impl Pipeline {
         let Some(mut call) = self.calls.open.remove(&id) else { return };
         let mut outcome = Outcome::default();
         for run in &mut call.runs {
-            self.take_run(&call.batch, run, now, &mut outcome);
+            self.take_run(&call.batch, &call.handles, run, now, &mut outcome);
         }
-        call.runs.retain(|run| run.done < run.handles.len());
+        call.runs.retain(|run| run.next < run.end);
         call.confirmed |= outcome.confirmed > 0;
         let sent = call.batch.len();
         let lone = (sent == 1).then(|| call.batch.messages()[0].event().position());
@@ -302,39 +304,40 @@ impl Pipeline {
 
     /// Takes in a run from the front: what is confirmed is delivered; the first that failed decides, once all behind it
     /// have a verdict too.
-    fn take_run(&mut self, batch: &Batch, run: &mut Run, now: Duration, outcome: &mut Outcome) {
-        while run.done < run.handles.len() {
-            match batch.verdict(run.first + run.done) {
+    fn take_run(
+        &mut self,
+        batch: &Batch,
+        handles: &[Handle],
+        run: &mut Run,
+        now: Duration,
+        outcome: &mut Outcome,
+    ) {
+        while run.next < run.end {
+            let index = run.next;
+            match batch.verdict(index) {
                 None => return,
                 Some(Verdict::Confirmed) => {
-                    self.deliver(batch, run.first + run.done, run.handles[run.done], now, outcome);
-                    run.done += 1;
+                    self.deliver(batch, index, handles[index], now, outcome);
+                    run.next += 1;
                 }
                 Some(Verdict::Failed(failure)) => {
-                    let behind = run.first + run.done + 1..run.first + run.handles.len();
+                    let behind = index + 1..run.end;
                     if behind.clone().any(|index| batch.verdict(index).is_none()) {
                         return;
                     }
                     // What failed together is sent again first, one by one: so the one that is to blame shows.
                     self.known.prefer(batch.len() > 1);
-                    self.fail(
-                        batch,
-                        run.first + run.done,
-                        run.handles[run.done],
-                        &failure,
-                        outcome,
-                    );
+                    self.fail(batch, index, handles[index], &failure, outcome);
                     for index in behind {
-                        let handle = run.handles[index - run.first];
                         match batch.verdict(index) {
                             Some(Verdict::Confirmed) => {
-                                self.deliver(batch, index, handle, now, outcome);
+                                self.deliver(batch, index, handles[index], now, outcome);
                             }
-                            _ => self.give_back(handle),
+                            _ => self.give_back(handles[index]),
                         }
                     }
                     self.known.prefer(false);
-                    run.done = run.handles.len();
+                    run.next = run.end;
                 }
             }
         }
@@ -488,12 +491,9 @@ impl Pipeline {
     /// Whether messages of this lane are in calls without a verdict.
     pub(super) fn has_open(&self, lane: LaneId) -> bool {
         self.calls.open.values().any(|call| {
-            call.runs.iter().any(|run| {
-                (run.done..run.handles.len()).any(|at| {
-                    let index = run.first + at;
-                    call.batch.messages()[index].event().lane() == lane
-                        && call.batch.verdict(index).is_none()
-                })
+            call.runs.iter().flat_map(|run| run.next..run.end).any(|index| {
+                call.batch.messages()[index].event().lane() == lane
+                    && call.batch.verdict(index).is_none()
             })
         })
     }

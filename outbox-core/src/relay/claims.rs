@@ -296,11 +296,13 @@ impl Pipeline {
             None => out.aside.iter().map(|aside| aside.stood).min(),
         };
         let Some(stood) = stood else { return true };
-        let started_above = out.lanes.iter().any(|(cursor, _)| cursor.from > stood);
-        if started_above {
+        // A claim from at or below there has read, or will read on, through everything that has appeared. A sweep has too
+        // as far as it went, but nobody reads on from where it ended.
+        let reads_on = out.lanes.iter().all(|(cursor, _)| cursor.from <= stood);
+        if out.sweep || !reads_on {
             self.lanes.values_mut().for_each(|lane| lane.distrust(stood));
         }
-        !started_above
+        reads_on
     }
 
     /// Takes in what is new of lanes that are still owned under the same epoch. Returns how many events that were.

@@ -29,6 +29,7 @@ pub(super) struct Settler {
     out: Option<Out>,
     last: Duration,
     not_before: Duration,
+    next_recovery: Duration,
     failures: u32,
 }
 
@@ -69,6 +70,9 @@ enum Verdict {
 
 /// How long a verdict that the database refuses stays aside.
 const QUARANTINE: Duration = Duration::from_secs(60);
+
+/// How often lanes that were taken over from the dead are looked at: it costs a walk over all known events.
+const LOOK_FOR_RECOVERY: Duration = Duration::from_millis(100);
 
 const CRASH_SUSPECT: &str = "sent alone since relays died with this lane: counted before the call";
 
@@ -124,7 +128,7 @@ impl Pipeline {
             return Some(self.settler.not_before);
         }
         let quiet = !self.reader.is_claiming();
-        let recovered = self.recovered();
+        let recovered = self.recovered(now);
         let judged = match self.settler.parts.front() {
             Some(part) if quiet || !part.iter().any(|judged| judged.waits) => {
                 self.settler.parts.pop_front().unwrap_or_default()
@@ -350,7 +354,11 @@ impl Pipeline {
     }
 
     /// Lanes whose former owners died, and in which what was there then is settled.
-    fn recovered(&self) -> Vec<LaneId> {
+    fn recovered(&mut self, now: Duration) -> Vec<LaneId> {
+        if now < self.settler.next_recovery {
+            return Vec::new();
+        }
+        self.settler.next_recovery = now + LOOK_FOR_RECOVERY;
         let watermark = self.watermark.safe();
         let recovered = |id: LaneId, inherited: i64| {
             let pending = |(_, event, stage): (Handle, &crate::Event, Stage)| {
