@@ -1,0 +1,201 @@
+//! How a statement is run: in a task of its own, with a deadline, without a trace on the session.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use outbox_core::StoreError;
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions};
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres};
+
+use crate::PostgresConfig;
+use crate::error::{spoils_connection, store_error};
+
+/// What a client waits beyond the server's own time limit before it gives the connection up.
+const GRACE: Duration = Duration::from_secs(5);
+/// A connection that was idle for longer is tested before it is used.
+const TEST_AFTER_IDLE: Duration = Duration::from_secs(1);
+
+/// The connections of one store.
+///
+/// Every statement runs in a task of its own, so that dropping the caller's future cannot leave a half-read connection
+/// or an open transaction in the pool; a connection that misses its deadline is closed, never handed on.
+#[derive(Clone)]
+pub(crate) struct Database {
+    pool: PgPool,
+    /// What opens a transaction behind a pooler, with all settings local to it; `None` is a connection of our own.
+    begin: Option<Arc<str>>,
+    deadline: Duration,
+    table: Arc<str>,
+}
+
+impl Database {
+    pub(crate) fn new(config: &PostgresConfig) -> Self {
+        let pool = PgPoolOptions::new()
+            .max_connections(config.pool_size)
+            .acquire_timeout(config.connect_timeout)
+            .test_before_acquire(false)
+            .before_acquire(|connection, meta| {
+                Box::pin(async move {
+                    if meta.idle_for > TEST_AFTER_IDLE {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
+                })
+            })
+            .connect_lazy_with(connect_options(config));
+        Self {
+            pool,
+            begin: config.pooled.then(|| begin_local(config).into()),
+            deadline: config.statement_timeout + GRACE,
+            table: config.names().live.into(),
+        }
+    }
+
+    /// The outbox table, for messages.
+    pub(crate) fn table(&self) -> &str {
+        &self.table
+    }
+
+    /// A statement of this store.
+    pub(crate) fn query(&self, sql: &Arc<str>) -> Query<'static, Postgres, PgArguments> {
+        sqlx::query(AssertSqlSafe(Arc::clone(sql))).persistent(self.begin.is_none())
+    }
+
+    /// Runs one statement. Cancel safe: the statement goes on and its connection is clean afterwards.
+    pub(crate) async fn run<T, F>(&self, action: &'static str, work: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
+            + Send
+            + 'static,
+    {
+        self.run_unless(action, |_| false, work).await
+    }
+
+    /// Runs one statement, and closes its connection when `spoiled` says that its rows were not read to the end.
+    pub(crate) async fn run_unless<T, F>(
+        &self,
+        action: &'static str,
+        spoiled: fn(&T) -> bool,
+        work: F,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
+            + Send
+            + 'static,
+    {
+        self.spawn(action, self.begin.clone(), spoiled, work).await
+    }
+
+    /// Runs several statements in one transaction. Cancel safe as [`run`](Self::run).
+    pub(crate) async fn transaction<T, F>(
+        &self,
+        action: &'static str,
+        work: F,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
+            + Send
+            + 'static,
+    {
+        let begin = self.begin.clone().unwrap_or_else(|| BEGIN.into());
+        self.spawn(action, Some(begin), |_| false, work).await
+    }
+
+    async fn spawn<T, F>(
+        &self,
+        action: &'static str,
+        begin: Option<Arc<str>>,
+        spoiled: fn(&T) -> bool,
+        work: F,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>
+            + Send
+            + 'static,
+    {
+        let (pool, deadline) = (self.pool.clone(), self.deadline);
+        let task = tokio::spawn(async move {
+            let mut connection = pool.acquire().await?;
+            let done =
+                tokio::time::timeout(deadline, attempt(&mut connection, begin, spoiled, work))
+                    .await;
+            let result = done.unwrap_or_else(|_| Err(timed_out()));
+            if result.as_ref().map_or_else(spoils_connection, spoiled) {
+                drop(connection.detach());
+            }
+            result
+        });
+        let result = task.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed));
+        result.map_err(|error| store_error(action, &self.table, error))
+    }
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Database").field("table", &self.table).finish_non_exhaustive()
+    }
+}
+
+async fn attempt<T, F>(
+    connection: &mut PgConnection,
+    begin: Option<Arc<str>>,
+    spoiled: fn(&T) -> bool,
+    work: F,
+) -> Result<T, sqlx::Error>
+where
+    F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>,
+{
+    let Some(begin) = begin else { return work(connection).await };
+    let mut transaction = connection.begin_with(AssertSqlSafe(begin)).await?;
+    let value = work(&mut transaction).await?;
+    if !spoiled(&value) {
+        transaction.commit().await?;
+    }
+    Ok(value)
+}
+
+fn timed_out() -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::new(
+        std::io::ErrorKind::TimedOut,
+        "the server did not answer within the statement timeout",
+    ))
+}
+
+const BEGIN: &str = "begin isolation level read committed";
+
+/// Settings of the relay's sessions. A plan cached while the table was empty must not become a sequential scan when it
+/// is full, and short statements must not be compiled.
+fn settings(config: &PostgresConfig) -> [(&'static str, String); 6] {
+    let millis = |limit: Duration| limit.as_millis().to_string();
+    [
+        ("enable_seqscan", "off".to_owned()),
+        ("jit", "off".to_owned()),
+        ("statement_timeout", millis(config.statement_timeout)),
+        ("lock_timeout", millis(config.lock_timeout)),
+        ("idle_in_transaction_session_timeout", millis(config.statement_timeout)),
+        ("default_transaction_isolation", "read committed".to_owned()),
+    ]
+}
+
+fn connect_options(config: &PostgresConfig) -> PgConnectOptions {
+    let connect = config.connect.clone();
+    if config.pooled {
+        connect.statement_cache_capacity(0).extra_float_digits(None)
+    } else {
+        connect.options(settings(config))
+    }
+}
+
+fn begin_local(config: &PostgresConfig) -> String {
+    settings(config)
+        .iter()
+        .filter(|(name, _)| *name != "default_transaction_isolation")
+        .fold(BEGIN.to_owned(), |sql, (name, value)| format!("{sql}; set local {name} = {value}"))
+}

@@ -1,0 +1,133 @@
+//! What an error of the database means for the caller: one table, by SQLSTATE.
+
+use outbox_core::{StoreError, StoreErrorKind};
+
+/// The error of `action` on `table`.
+pub(crate) fn store_error(action: &str, table: &str, error: sqlx::Error) -> StoreError {
+    let (kind, way_out) = classify(&error);
+    let mut message = format!("cannot {action} {table}");
+    if !way_out.is_empty() {
+        message = format!("{message}: {way_out}");
+    }
+    StoreError::new(kind, message).with_source(error)
+}
+
+/// Whether the connection that gave this error must not be used again.
+pub(crate) fn spoils_connection(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(database) => matches!(
+            database.code().as_deref(),
+            // A replica after a switch-over; a plan or a prepared statement that the server no longer has.
+            Some("25006" | "0A000" | "26000" | "42P05")
+        ),
+        sqlx::Error::RowNotFound => false,
+        _ => true,
+    }
+}
+
+fn classify(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
+    use StoreErrorKind::{Misconfigured, Unavailable};
+    match error {
+        sqlx::Error::Database(database) => {
+            by_sqlstate(database.code().as_deref().unwrap_or_default(), database.message())
+        }
+        sqlx::Error::PoolTimedOut => (
+            Unavailable,
+            "no connection within the connect timeout: the server is down or out of reach, or the pool is too small",
+        ),
+        sqlx::Error::Tls(_) => (Misconfigured, "TLS failed: look at sslmode and sslrootcert"),
+        sqlx::Error::Configuration(_) => (Misconfigured, "a connect option is wrong"),
+        sqlx::Error::ColumnNotFound(_)
+        | sqlx::Error::ColumnIndexOutOfBounds { .. }
+        | sqlx::Error::ColumnDecode { .. }
+        | sqlx::Error::TypeNotFound { .. }
+        | sqlx::Error::Encode(_)
+        | sqlx::Error::Decode(_) => {
+            (Misconfigured, "the table is not as this version expects it: run the schema check")
+        }
+        _ => (Unavailable, ""),
+    }
+}
+
+fn by_sqlstate(code: &str, message: &str) -> (StoreErrorKind, &'static str) {
+    use StoreErrorKind::{Misconfigured, Rejected, Unavailable};
+    match code {
+        // Time limits of the relay's own statements; nothing was written.
+        "57014" => (Unavailable, "the statement ran into its time limit"),
+        "55P03" => {
+            (Unavailable, "somebody holds a lock on its rows for longer than the lock timeout")
+        }
+        // The server is going down or coming up.
+        "57P01" | "57P02" | "57P03" | "57P05" => {
+            (Unavailable, "the server is shutting down or starting")
+        }
+        // Nothing was written; the same statement works when it is repeated.
+        "40001" | "40P01" | "40003" => (Unavailable, "the transaction lost against another one"),
+        "25006" => (
+            Unavailable,
+            "the server is read-only: a replica, or default_transaction_read_only is on; connect to the primary",
+        ),
+        // The statement was prepared for a table that has changed since; a new connection prepares anew.
+        "0A000" | "26000" | "42P05" => (
+            Unavailable,
+            "the prepared statement is no longer valid; behind a transaction pooler set pooled",
+        ),
+        "55000" if message.contains("replica identity") => (
+            Misconfigured,
+            "a publication publishes deletes of the table, but it has no replica identity: give it its primary key as \
+             one, or publish inserts only",
+        ),
+        "42P01" | "3F000" => {
+            (Misconfigured, "the table does not exist: run migrate, or look at schema and table")
+        }
+        "42703" | "42804" | "42883" => {
+            (Misconfigured, "the table is not as this version expects it: run the schema check")
+        }
+        "42501" => (Misconfigured, "the role lacks a right: see docs/schema.md for the grants"),
+        "3D000" => (Misconfigured, "the database does not exist"),
+        // A damaged page: the relay narrows down to the row.
+        "XX001" | "XX002" => (Rejected, "the server reports damaged data"),
+        // An exception that somebody's trigger raised.
+        "P0001" => (Rejected, "a trigger refused it"),
+        "25P02" => (Rejected, "the transaction has failed already: roll it back"),
+        _ => match code.get(..2).unwrap_or_default() {
+            "28" => (Misconfigured, "the server refuses the role or its password"),
+            "42" => (Misconfigured, "the server does not understand the statement"),
+            // Data exceptions, constraints, and program limits such as an index entry that is too long.
+            "21" | "22" | "23" | "44" | "54" => (Rejected, "the server refuses the data"),
+            "53" => (Unavailable, "the server is short of connections, memory or disk"),
+            _ => (Unavailable, ""),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_says_what_the_caller_can_do() {
+        use StoreErrorKind::{Misconfigured, Rejected, Unavailable};
+        for (code, kind) in [
+            ("08006", Unavailable),
+            ("40P01", Unavailable),
+            ("53100", Unavailable),
+            ("53300", Unavailable),
+            ("55P03", Unavailable),
+            ("57014", Unavailable),
+            ("57P01", Unavailable),
+            ("XX000", Unavailable),
+            ("22021", Rejected),
+            ("22P02", Rejected),
+            ("23505", Rejected),
+            ("54000", Rejected),
+            ("28P01", Misconfigured),
+            ("3D000", Misconfigured),
+            ("42501", Misconfigured),
+            ("42P01", Misconfigured),
+            ("", Unavailable),
+        ] {
+            assert_eq!(by_sqlstate(code, "").0, kind, "{code}");
+        }
+    }
+}
