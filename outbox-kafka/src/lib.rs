@@ -1,1 +1,20 @@
-//! Placeholder.
+//! Kafka as the outbox's publisher, on librdkafka.
+//!
+//! A message on the wire is what Debezium's `EventRouter` writes: topic from the router, key = aggregate id, value = the
+//! payload and nothing else, headers `id`, `eventType`, then the event's own; the partition is the one the Java client
+//! would choose.
+//!
+//! [`KafkaConfig`] holds every setting with its unit, its default and what may not be changed; [`KafkaPublisher`] says
+//! what its verdicts mean.
+
+mod config;
+mod context;
+mod error;
+mod live;
+mod order;
+mod publisher;
+mod slots;
+mod wire;
+
+pub use config::{Compression, KafkaConfig, Sasl, SaslMechanism, Tls};
+pub use publisher::KafkaPublisher;

@@ -1,0 +1,163 @@
+//! What librdkafka reports: verdicts, errors, statistics, log lines.
+
+use std::sync::{Mutex, MutexGuard, Weak};
+
+use outbox_core::{Failure, FailureClass};
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::message::Message as _;
+use rdkafka::producer::{DeliveryResult, NoCustomPartitioner, ProducerContext};
+use rdkafka::statistics::Statistics;
+
+use crate::error::{self, Meaning};
+use crate::live::Live;
+use crate::slots::Slots;
+
+/// The receiver of all reports of one producer. Its methods run on that producer's polling thread.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) slots: Slots,
+    live: Weak<Live>,
+    suspects: Mutex<Vec<Suspect>>,
+    last_error: Mutex<Option<String>>,
+    stats: Mutex<Vec<(&'static str, f64)>>,
+}
+
+/// A message of a batch that the broker refused as a whole.
+#[derive(Clone, Debug)]
+pub(crate) struct Suspect {
+    opaque: usize,
+    topic: String,
+    partition: i32,
+    code: Code,
+}
+
+impl Context {
+    pub(crate) fn new(live: Weak<Live>) -> Self {
+        Self {
+            slots: Slots::default(),
+            live,
+            suspects: Mutex::default(),
+            last_error: Mutex::default(),
+            stats: Mutex::default(),
+        }
+    }
+
+    /// The producer's latest trouble, for people.
+    pub(crate) fn last_error(&self) -> Option<String> {
+        lock(&self.last_error).clone()
+    }
+
+    /// The latest statistics.
+    pub(crate) fn latest_stats(&self) -> Vec<(&'static str, f64)> {
+        lock(&self.stats).clone()
+    }
+
+    /// Settles the messages of refused batches, once no report will come any more. A batch of one message says which
+    /// message was meant. Returns how many messages stood in batches that leave it open; they get no verdict here.
+    pub(crate) fn settle_suspects(&self) -> usize {
+        let suspects = std::mem::take(&mut *lock(&self.suspects));
+        let mut unknown = 0;
+        for suspect in &suspects {
+            let company = |other: &&Suspect| {
+                other.topic == suspect.topic && other.partition == suspect.partition
+            };
+            if suspects.iter().filter(company).nth(1).is_none() {
+                let failure = error::failure(FailureClass::Permanent, suspect.code, &suspect.topic);
+                self.slots.refuse(suspect.opaque, failure);
+            } else {
+                unknown += 1;
+            }
+        }
+        unknown
+    }
+
+    fn close(&self, reason: String) {
+        if let Some(live) = self.live.upgrade() {
+            live.close_in_background(Failure::new(FailureClass::Unavailable, reason));
+        }
+    }
+}
+
+impl ProducerContext for Context {
+    type DeliveryOpaque = usize;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
+        let (error, message) = match result {
+            Ok(_) => return self.slots.confirm(opaque),
+            Err((error, message)) => (error, message),
+        };
+        let code = error::code(error);
+        match error::meaning(code) {
+            Meaning::Verdict(class) => {
+                self.slots.refuse(opaque, error::failure(class, code, message.topic()));
+            }
+            Meaning::BatchRefused => {
+                let (topic, partition) = (message.topic().to_owned(), message.partition());
+                lock(&self.suspects).push(Suspect { opaque, topic, partition, code });
+                self.close(format!("a batch for topic {} was refused: {code}", message.topic()));
+            }
+            // Purged by a close that is on its way already.
+            Meaning::Open if matches!(code, Code::PurgeQueue | Code::PurgeInflight) => {}
+            Meaning::Open => self.close(format!("the kafka producer had to be replaced: {code}")),
+        }
+    }
+
+    fn get_custom_partitioner(&self) -> Option<&NoCustomPartitioner> {
+        None
+    }
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        match level {
+            RDKafkaLogLevel::Emerg
+            | RDKafkaLogLevel::Alert
+            | RDKafkaLogLevel::Critical
+            | RDKafkaLogLevel::Error => tracing::error!(target: "librdkafka", facility, "{line}"),
+            RDKafkaLogLevel::Warning => tracing::warn!(target: "librdkafka", facility, "{line}"),
+            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
+                tracing::info!(target: "librdkafka", facility, "{line}");
+            }
+            RDKafkaLogLevel::Debug => tracing::debug!(target: "librdkafka", facility, "{line}"),
+        }
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        let code = error::code(&error);
+        *lock(&self.last_error) = Some(format!("{code}: {reason}"));
+        if code == Code::Fatal {
+            self.close(format!("the kafka producer had to be replaced: {reason}"));
+        }
+    }
+
+    fn stats(&self, statistics: Statistics) {
+        *lock(&self.stats) = figures(&statistics);
+    }
+}
+
+fn figures(statistics: &Statistics) -> Vec<(&'static str, f64)> {
+    let brokers = || statistics.brokers.values();
+    let sum =
+        |figure: fn(&rdkafka::statistics::Broker) -> u64| brokers().map(figure).sum::<u64>() as f64;
+    // Microseconds; the slowest broker's.
+    let slowest =
+        brokers().filter_map(|broker| broker.rtt.as_ref()).map(|rtt| rtt.p99).max().unwrap_or(0);
+    vec![
+        ("queue_messages", statistics.msg_cnt as f64),
+        ("queue_bytes", statistics.msg_size as f64),
+        ("sent_messages", statistics.txmsgs as f64),
+        ("sent_bytes", statistics.txmsg_bytes as f64),
+        ("requests", statistics.tx as f64),
+        ("request_errors", sum(|broker| broker.txerrs + broker.rxerrs)),
+        ("request_retries", sum(|broker| broker.txretries)),
+        ("request_timeouts", sum(|broker| broker.req_timeouts)),
+        ("round_trip_p99_seconds", slowest as f64 / 1e6),
+        ("brokers_up", brokers().filter(|broker| broker.state == "UP").count() as f64),
+    ]
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no panic while it is locked")
+}

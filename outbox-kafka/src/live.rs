@@ -1,0 +1,159 @@
+//! One producer of librdkafka, from its making to its end.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, RwLock, TryLockError};
+use std::time::Duration;
+
+use outbox_core::{Failure, FailureClass, PublishError};
+use rdkafka::ClientConfig;
+use rdkafka::error::KafkaError;
+use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig, ThreadedProducer};
+
+use crate::context::Context;
+use crate::error;
+
+/// A topic that every cluster has, or answers for: what [`Live::check`] asks about.
+const CHECK_TOPIC: &str = "__consumer_offsets";
+
+/// A producer and its open calls. Closing is final; [`Live::open`] makes a new one.
+pub(crate) struct Live {
+    /// `None` once it is closed. Written by [`Live::close`] only.
+    producer: RwLock<Option<ThreadedProducer<Context>>>,
+    context: OnceLock<Arc<Context>>,
+    closing: AtomicBool,
+    /// For a producer that sends each message in a batch of its own: how many it is to confirm before it has done its work.
+    single: Option<usize>,
+    /// How many messages the next producer is to send singly.
+    suspects: OnceLock<usize>,
+}
+
+impl Live {
+    /// A producer. With `single`, each message is sent in a batch of its own, so that a refusal names its message.
+    pub(crate) fn open(
+        client: &ClientConfig,
+        single: Option<usize>,
+    ) -> Result<Arc<Self>, PublishError> {
+        let live = Arc::new(Self {
+            producer: RwLock::new(None),
+            context: OnceLock::new(),
+            closing: AtomicBool::new(false),
+            single,
+            suspects: OnceLock::new(),
+        });
+        let mut client = client.clone();
+        if single.is_some() {
+            client.set("batch.num.messages", "1");
+        }
+        let producer: ThreadedProducer<Context> = client
+            .create_with_context(Context::new(Arc::downgrade(&live)))
+            .map_err(|error| error::creation(&error))?;
+        live.context.get_or_init(|| producer.context().clone());
+        *live.producer.write().expect("nobody else has it") = Some(producer);
+        Ok(live)
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        self.context.get().expect("set when it was opened")
+    }
+
+    /// Runs `send` with the producer unless it is closed. Never blocks.
+    pub(crate) fn with<T>(&self, send: impl FnOnce(&Sender<'_>) -> T) -> Option<T> {
+        if self.is_closing() {
+            return None;
+        }
+        match self.producer.try_read() {
+            Ok(producer) => producer.as_ref().map(|producer| send(&Sender(producer))),
+            // Only `close` takes it for itself.
+            Err(TryLockError::WouldBlock) => None,
+            Err(TryLockError::Poisoned(_)) => None,
+        }
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    /// Whether a single-message producer has done its work and may be replaced.
+    pub(crate) fn is_done(&self) -> bool {
+        let slots = &self.context().slots;
+        self.single.is_some_and(|messages| slots.confirmed() >= messages as u64 && slots.is_idle())
+    }
+
+    /// How many messages the producer after this one is to send singly.
+    pub(crate) fn suspects(&self) -> Option<usize> {
+        self.suspects.get().copied()
+    }
+
+    /// Ends the producer: what is queued or in flight is thrown away and the connections are closed. Afterwards nothing
+    /// can be sent any more, and every open message has got the verdict `failure`. Blocks for about a second. Waits
+    /// for a close that runs already.
+    pub(crate) fn close(&self, failure: &Failure) {
+        self.closing.store(true, Ordering::Release);
+        let mut place = self.producer.write().expect("no panic while it is locked");
+        if let Some(producer) = place.take() {
+            producer.purge(PurgeConfig::default().queue().inflight());
+            drop(producer);
+            let unknown = self.context().settle_suspects();
+            if unknown > 0 {
+                self.suspects.get_or_init(|| unknown);
+            }
+            self.context().slots.end(failure);
+        }
+    }
+
+    /// The same on a thread of its own, which the producer's polling thread needs: closing waits for it.
+    pub(crate) fn close_in_background(self: Arc<Self>, failure: Failure) {
+        if self.closing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let close = move || self.close(&failure);
+        std::thread::Builder::new()
+            .name("outbox-kafka-close".to_owned())
+            .spawn(close)
+            .expect("the system has room for a thread");
+    }
+
+    /// Asks the cluster for its metadata. Blocks up to `timeout`.
+    pub(crate) fn check(&self, timeout: Duration) -> Result<(), PublishError> {
+        let producer = self.producer.read().expect("no panic while it is locked");
+        let Some(producer) = &*producer else {
+            return Err(PublishError::new("the kafka producer is being replaced"));
+        };
+        match producer.client().fetch_metadata(Some(CHECK_TOPIC), timeout) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                let last = self.context().last_error();
+                let last = last.map(|last| format!("; last error: {last}")).unwrap_or_default();
+                let code = error::code(&error);
+                Err(PublishError::new(format!(
+                    "kafka does not answer: {code}{last}; see the settings bootstrap_servers, tls and sasl"
+                )))
+            }
+        }
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        if self.context.get().is_some() {
+            self.close(&Failure::new(FailureClass::Unavailable, "the publisher was dropped"));
+        }
+    }
+}
+
+impl fmt::Debug for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Live").field("closing", &self.is_closing()).finish_non_exhaustive()
+    }
+}
+
+/// A producer that cannot be closed while it is borrowed.
+pub(crate) struct Sender<'a>(&'a ThreadedProducer<Context>);
+
+impl Sender<'_> {
+    /// Copies the record into the producer's queue.
+    pub(crate) fn send(&self, record: BaseRecord<'_, [u8], [u8], usize>) -> Result<(), KafkaError> {
+        self.0.send(record).map_err(|(error, _)| error)
+    }
+}

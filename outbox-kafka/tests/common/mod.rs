@@ -1,0 +1,213 @@
+//! Brokers, messages and a reader for the tests of this crate.
+#![allow(dead_code, clippy::unwrap_used, unreachable_pub)]
+
+use std::time::Duration;
+
+use outbox_core::{
+    Batch, EventId, EventRow, EventRows, Failure, FailureClass, Message, Publisher, Verdict,
+};
+use outbox_kafka::{KafkaConfig, KafkaPublisher};
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::{BorrowedMessage, Headers, Message as _};
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::DefaultProducerContext;
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+
+/// Time for anything that must happen; a busy machine needs a part of it.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+pub type Mock = MockCluster<'static, DefaultProducerContext>;
+
+/// The shared broker's `host:port`.
+pub fn bootstrap() -> String {
+    std::env::var("OUTBOX_TEST_KAFKA_BOOTSTRAP").expect(
+        "OUTBOX_TEST_KAFKA_BOOTSTRAP is not set: run `cargo xtask test`, or start the servers with \
+         `cargo xtask services start` and set the variables that it prints",
+    )
+}
+
+/// A name that nobody else uses.
+pub fn random(prefix: &str) -> String {
+    format!("{prefix}.{}", uuid::Uuid::new_v4().simple())
+}
+
+/// librdkafka's mock cluster with one topic `t` of this many partitions.
+pub fn mock(brokers: i32, partitions: i32) -> Mock {
+    let mock = MockCluster::new(brokers).unwrap();
+    mock.create_topic("t", partitions, 1).unwrap();
+    mock
+}
+
+pub fn publisher(bootstrap: &str) -> KafkaPublisher {
+    KafkaPublisher::new(&KafkaConfig::new(bootstrap)).unwrap()
+}
+
+/// An event's texts, with defaults that a test need not name.
+#[derive(Clone, Debug)]
+pub struct Row<'a> {
+    pub id: EventId,
+    pub aggregate_type: &'a str,
+    pub aggregate_id: Option<&'a str>,
+    pub event_type: &'a str,
+    pub payload: Option<&'a [u8]>,
+    pub headers: Option<&'a str>,
+    pub created_at_micros: i64,
+}
+
+impl Default for Row<'_> {
+    fn default() -> Self {
+        Self {
+            id: EventId::generate(),
+            aggregate_type: "order",
+            aggregate_id: Some("a"),
+            event_type: "Created",
+            payload: Some(b"{}"),
+            headers: None,
+            created_at_micros: 1_700_000_000_123_456,
+        }
+    }
+}
+
+impl Row<'_> {
+    pub fn to(&self, topic: &str) -> Message {
+        let mut rows = EventRows::default();
+        rows.push(&EventRow {
+            position: 1,
+            lane: 0,
+            id: self.id.clone(),
+            aggregate_type: self.aggregate_type,
+            aggregate_id: self.aggregate_id,
+            event_type: self.event_type,
+            payload: self.payload,
+            headers: self.headers,
+            created_at_micros: self.created_at_micros,
+            attempts: 0,
+            waiting: false,
+            fault: None,
+        });
+        Message::new(rows.finish().pop().unwrap(), topic.into())
+    }
+}
+
+/// `count` messages of one key with the payloads `0`, `1`, …
+pub fn numbered(topic: &str, key: &str, count: usize) -> Vec<Message> {
+    let number = |at: usize| {
+        let payload = at.to_string();
+        Row { aggregate_id: Some(key), payload: Some(payload.as_bytes()), ..Row::default() }
+            .to(topic)
+    };
+    (0..count).map(number).collect()
+}
+
+/// Publishes, within [`LIMIT`], and returns the verdicts.
+pub async fn publish(publisher: &KafkaPublisher, messages: Vec<Message>) -> Vec<Option<Verdict>> {
+    let batch = Batch::new(messages);
+    tokio::time::timeout(LIMIT, publisher.publish(batch.clone()))
+        .await
+        .expect("all messages get a verdict in time");
+    verdicts(&batch)
+}
+
+pub fn verdicts(batch: &Batch) -> Vec<Option<Verdict>> {
+    (0..batch.len()).map(|index| batch.verdict(index)).collect()
+}
+
+/// Waits, within [`LIMIT`], until every message has a verdict.
+pub async fn settled(batch: &Batch) {
+    tokio::time::timeout(LIMIT, batch.all_settled()).await.expect("all messages get a verdict");
+}
+
+pub fn failure(verdict: &Option<Verdict>) -> &Failure {
+    match verdict {
+        Some(Verdict::Failed(failure)) => failure,
+        other => panic!("a failure was expected, not {other:?}"),
+    }
+}
+
+pub fn class(verdict: &Option<Verdict>) -> Option<FailureClass> {
+    match verdict {
+        Some(Verdict::Failed(failure)) => Some(failure.class),
+        Some(Verdict::Confirmed) => None,
+        None => panic!("a verdict was expected"),
+    }
+}
+
+/// Creates a topic on a real broker.
+pub async fn create_topic(bootstrap: &str, name: &str, partitions: i32, config: &[(&str, &str)]) {
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", bootstrap).create().unwrap();
+    let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+    topic.config = config.to_vec();
+    let made = admin.create_topics([&topic], &AdminOptions::new()).await.unwrap();
+    made[0].as_ref().unwrap();
+}
+
+/// A message as it stands in the broker's log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    pub partition: i32,
+    pub key: Option<Vec<u8>>,
+    pub payload: Option<Vec<u8>>,
+    pub headers: Vec<(String, Option<Vec<u8>>)>,
+    pub timestamp_ms: Option<i64>,
+}
+
+impl Stored {
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(self.payload.as_deref().unwrap()).unwrap()
+    }
+
+    fn new(message: &BorrowedMessage<'_>) -> Self {
+        let headers = message.headers().map(|headers| {
+            let pair = |header: rdkafka::message::Header<'_, &[u8]>| {
+                (header.key.to_owned(), header.value.map(<[u8]>::to_vec))
+            };
+            headers.iter().map(pair).collect()
+        });
+        Self {
+            partition: message.partition(),
+            key: message.key().map(<[u8]>::to_vec),
+            payload: message.payload().map(<[u8]>::to_vec),
+            headers: headers.unwrap_or_default(),
+            timestamp_ms: message.timestamp().to_millis(),
+        }
+    }
+}
+
+/// Everything in a topic, partition by partition.
+pub async fn stored(bootstrap: &str, topic: &str) -> Vec<Stored> {
+    let (bootstrap, topic) = (bootstrap.to_owned(), topic.to_owned());
+    tokio::task::spawn_blocking(move || read(&bootstrap, &topic)).await.unwrap()
+}
+
+fn read(bootstrap: &str, topic: &str) -> Vec<Stored> {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", bootstrap)
+        .set("group.id", random("reader"))
+        .set("enable.auto.commit", "false")
+        .create()
+        .unwrap();
+    let metadata = consumer.fetch_metadata(Some(topic), LIMIT).unwrap();
+    let partitions = metadata.topics()[0].partitions().len() as i32;
+    let mut all = Vec::new();
+    for partition in 0..partitions {
+        let (low, high) = consumer.fetch_watermarks(topic, partition, LIMIT).unwrap();
+        if low == high {
+            continue;
+        }
+        let mut assignment = TopicPartitionList::new();
+        assignment.add_partition_offset(topic, partition, Offset::Offset(low)).unwrap();
+        consumer.assign(&assignment).unwrap();
+        loop {
+            let message = consumer.poll(LIMIT).expect("the log has more").unwrap();
+            all.push(Stored::new(&message));
+            if message.offset() + 1 >= high {
+                break;
+            }
+        }
+    }
+    all
+}
