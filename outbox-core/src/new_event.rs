@@ -167,7 +167,8 @@ impl NewEventBuilder {
         self
     }
 
-    /// The id that ties the event to the request that caused it; travels as header `correlationId`.
+    /// The id that ties the event to the request that caused it; travels as header `correlationId`. With the feature
+    /// `opentelemetry` the baggage's `correlationId` is taken by itself.
     pub fn correlation_id(self, correlation_id: impl Into<String>) -> Self {
         self.header(CORRELATION_ID, correlation_id)
     }
@@ -226,11 +227,15 @@ impl NewEventBuilder {
 
     #[cfg(feature = "opentelemetry")]
     fn capture_trace(&mut self) {
-        if !self.headers.iter().any(|(name, _)| name == TRACEPARENT)
-            && let Some(traceparent) = crate::trace::current_traceparent()
-        {
-            self.headers.push((TRACEPARENT.to_owned(), traceparent));
-        }
+        let mut capture = |name: &str, current: fn() -> Option<String>| {
+            if !self.headers.iter().any(|(header, _)| header == name)
+                && let Some(value) = current()
+            {
+                self.headers.push((name.to_owned(), value));
+            }
+        };
+        capture(TRACEPARENT, crate::trace::current_traceparent);
+        capture(CORRELATION_ID, crate::trace::current_correlation_id);
     }
 
     #[cfg(not(feature = "opentelemetry"))]

@@ -1,7 +1,10 @@
-//! The trace context of the code that creates an event.
+//! What the code that creates an event carries with it: trace context and correlation id.
 
+use opentelemetry::baggage::BaggageExt as _;
 use opentelemetry::trace::TraceContextExt as _;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+use crate::headers::CORRELATION_ID;
 
 /// The current span as a W3C `traceparent`; `None` outside a trace.
 pub(crate) fn current_traceparent() -> Option<String> {
@@ -12,4 +15,12 @@ pub(crate) fn current_traceparent() -> Option<String> {
         let flags = span.trace_flags().to_u8();
         format!("00-{}-{}-{flags:02x}", span.trace_id(), span.span_id())
     })
+}
+
+/// The `correlationId` of the baggage, from the current span or the current context.
+pub(crate) fn current_correlation_id() -> Option<String> {
+    let span = tracing::Span::current().context();
+    let here = opentelemetry::Context::current();
+    let value = span.baggage().get(CORRELATION_ID).or_else(|| here.baggage().get(CORRELATION_ID));
+    value.map(ToString::to_string).filter(|id| !id.is_empty())
 }
