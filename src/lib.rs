@@ -1,7 +1,58 @@
 //! A transactional outbox: events leave with the transaction that wrote them, in order per aggregate, at least once.
 //!
-//! This crate has no code of its own. It gives the [core](outbox_core) and, behind features of the same names, the
-//! adapters for databases and brokers.
+//! An application writes its change and the [event](NewEvent) that tells of it in *one* transaction of its own
+//! database, through a [`Writer`]. A [`Relay`] reads committed events from the table, a [`Store`], hands them to a
+//! broker, a [`Publisher`], and removes them once the broker has confirmed them. A consumer recognises the rare
+//! duplicate by an [`Inbox`] in its own transaction.
+//!
+//! ```text
+//! your transaction ──append──▶ outbox table ──claim──▶ relay ──publish──▶ broker ──▶ consumer (inbox)
+//!                                   ▲                    │
+//!                                   └──────settle────────┘
+//! ```
+//!
+//! # At a glance
+//!
+//! Everything below runs in memory; with a database, other types stand in the first three lines.
+//!
+//! ```
+//! use std::{sync::Arc, time::Duration};
+//! use outbox::memory::{MemoryPublisher, MemoryStore};
+//! use outbox::{NewEvent, Relay, Writer as _};
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = MemoryStore::new();
+//! let publisher = MemoryPublisher::new();
+//!
+//! let mut transaction = store.begin();
+//! // change the order here, in the same transaction
+//! let event = NewEvent::json("order", "order-1", "OrderPlaced.v1", &"two pies")?;
+//! store.append(&mut transaction, &[event]).await?;
+//! transaction.commit();
+//!
+//! let delivered = async { publisher.wait_for(1, Duration::from_secs(5)).await; };
+//! Relay::new(Arc::new(store), Arc::new(publisher.clone())).run(delivered).await?;
+//!
+//! let message = &publisher.messages()[0];
+//! assert_eq!(message.destination().as_ref(), "outbox.event.order");
+//! assert_eq!(message.key(), Some(&b"order-1"[..]));
+//! assert_eq!(message.payload(), Some(&br#""two pies""#[..]));
+//! # Ok(()) }
+//! ```
+//!
+//! The example `quickstart` does the same on a SQLite file, with a consumer: `cargo run --example quickstart`.
+//!
+//! # Features
+//!
+//! | feature | gives | needs |
+//! |---|---|---|
+//! | none | the core, and everything in memory ([`memory`]) | nothing |
+//! | `sqlite` | `outbox::sqlite`: the embedded default | a file |
+//! | `postgres` | `outbox::postgres` | PostgreSQL |
+//! | `kafka` | `outbox::kafka` | Kafka; builds librdkafka with cmake |
+//! | `opentelemetry` | a new event carries the trace context of the current span | |
+//!
+//! This crate has no code of its own: it gives the core and, behind these features, the adapters.
 
 pub use outbox_core::*;
 
