@@ -1,1 +1,132 @@
-//! Placeholder.
+//! The contracts of `outbox-core` as tests, for adapters of your own.
+//!
+//! Write a harness that makes a fresh, empty table (or destination) and name it in one macro line: every rule of the
+//! contract becomes a test of its own.
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! # use outbox_conformance::{DeadLetter, StoreHarness, WriterTransaction};
+//! # use outbox_core::{Store, async_trait};
+//! struct MyHarness { /* … */ }
+//!
+//! #[async_trait]
+//! impl StoreHarness for MyHarness {
+//! #   fn store(&self) -> Arc<dyn Store> { todo!() }
+//! #   async fn begin(&self) -> Box<dyn WriterTransaction> { todo!() }
+//! #   async fn dead(&self) -> Vec<DeadLetter> { todo!() }
+//!     // …
+//! }
+//!
+//! async fn my_harness() -> MyHarness {
+//!     # todo!()
+//!     // Make a fresh table; panic when the server is missing.
+//! }
+//!
+//! outbox_conformance::store_conformance!(my_harness);
+//! ```
+//!
+//! - [`store_conformance!`] takes a [`StoreHarness`],
+//! - [`inbox_conformance!`] an [`InboxHarness`].
+//!
+//! What an adapter cannot do it declares (a store in its `capabilities`); the
+//! rules that fall away by it print so. A missing server is no such thing: the harness panics then, and the tests fail.
+//!
+//! The rules are plain functions, to be called one by one where that is handier: see [`store`] and [`inbox`].
+
+pub mod inbox;
+pub mod store;
+mod support;
+
+pub use inbox::{InboxHarness, InboxTransaction};
+pub use store::{DeadLetter, PayloadKind, StoreHarness, WriterTransaction};
+#[doc(hidden)]
+pub use support::run;
+
+/// One test per named rule; the macros below list them.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! conformance_tests {
+    ($harness:expr, $topic:ident, $($rule:ident),+ $(,)?) => {
+        $(
+            #[test]
+            fn $rule() {
+                $crate::run(stringify!($rule), async {
+                    $crate::$topic::$rule(&($harness)().await).await;
+                });
+            }
+        )+
+    };
+}
+
+/// Every rule of the contract of [`Store`](outbox_core::Store) and [`Writer`](outbox_core::Writer) as a test.
+///
+/// Takes the name of an async function that returns a [`StoreHarness`] on a fresh, empty table. Two invocations need a module
+/// each.
+#[macro_export]
+macro_rules! store_conformance {
+    ($harness:expr) => {
+        $crate::conformance_tests! {
+            $harness, store,
+            a_late_commit_is_seen,
+            what_is_rolled_back_was_never_there,
+            a_savepoint_takes_back_its_part_only,
+            a_claim_is_a_read,
+            positions_rise_in_the_order_of_the_slice,
+            an_empty_append_does_nothing,
+            only_what_is_behind_a_waiting_event_is_held,
+            a_retry_holds_its_aggregate_and_no_other,
+            an_aggregate_is_its_type_and_its_id,
+            an_unordered_event_holds_nobody,
+            a_scheduled_event_holds_nobody,
+            a_blocked_head_holds_until_it_is_requeued,
+            due_events_come_from_what_was_read_and_not_excluded,
+            a_due_event_waits_behind_an_earlier_waiting_one,
+            a_retry_comes_when_the_stores_clock_says_so,
+            a_scheduled_event_comes_when_the_stores_clock_says_so,
+            events_of_a_lane_rise,
+            an_aggregate_has_one_lane,
+            a_lane_gives_no_more_than_take,
+            a_claim_gives_no_more_than_limit,
+            a_claim_stops_at_its_bytes,
+            the_first_row_always_comes,
+            what_is_excluded_neither_comes_nor_counts,
+            reads_are_truthful,
+            a_claim_starts_behind_its_cursor,
+            the_type_filter_is_kept,
+            join_is_idempotent,
+            a_stale_epoch_delivers_nothing,
+            a_stale_epoch_retries_nothing,
+            a_stale_epoch_buries_nothing,
+            a_stale_epoch_recovers_nothing,
+            two_workers_never_win_one_lane,
+            a_living_owner_keeps_its_lanes,
+            a_lease_that_ran_out_is_taken_with_a_higher_epoch,
+            a_clean_release_counts_no_crash,
+            a_worker_that_leaves_frees_its_lanes,
+            a_buried_worker_owns_nothing,
+            a_heartbeat_counts_the_living,
+            overlapping_filters_are_refused,
+            pipelines_do_not_see_each_others_leases,
+            a_settle_is_all_or_nothing_per_lane,
+            one_settle_writes_many_lanes,
+            settling_twice_changes_nothing_more,
+            a_settle_compares_lane_position_and_id,
+            a_dead_letter_moves_whole,
+            a_dead_event_lets_its_aggregate_go_on,
+            a_requeued_event_keeps_its_id_and_holds_its_aggregate,
+            one_bad_row_does_not_stop_the_others,
+            the_longest_reason_fits,
+            backlog_counts_stop_at_the_cap,
+            every_byte_of_a_payload_survives,
+            every_byte_of_a_key_survives,
+            every_byte_of_the_headers_survives,
+            names_of_the_longest_kind_survive,
+            a_probe_names_an_open_writer_until_it_ends,
+            a_probe_finds_the_top,
+            a_snapshot_misses_the_open_transaction,
+            cancelled_calls_lose_nothing,
+            the_store_works_after_an_error,
+            the_store_works_after_its_connections_broke,
+        }
+    };
+}

@@ -1,0 +1,65 @@
+//! Several pipelines on one table.
+
+use outbox_core::{Pipeline, StoreErrorKind, TypeFilter, Worker};
+
+use super::StoreHarness;
+use super::lease::NO_LEASES;
+use super::owner::{LEASE, Owner, commit, event_of, ids_of, pipeline};
+use crate::support::falls_away;
+
+/// A pipeline that shares an aggregate type with another one that has workers is refused, until they are gone.
+pub async fn overlapping_filters_are_refused(harness: &dyn StoreHarness) {
+    if !harness.store().capabilities().leases {
+        return falls_away("overlapping_filters_are_refused", NO_LEASES);
+    }
+    let store = harness.second_store().await;
+    let all = Owner::new(harness).await;
+    let orders = Worker::new(named("orders", only("order")), "conformance");
+    let error = store.join(&orders).await.expect_err("`kit` relays all types");
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
+    for name in ["kit", "orders"] {
+        assert!(error.to_string().contains(name), "the error names both pipelines: {error}");
+    }
+    let colleague = Worker::new(pipeline(), "conformance");
+    store.join(&colleague).await.expect("a second worker of a pipeline is no overlap");
+    all.store.leave(&all.worker).await.expect("leave works");
+    store.join(&orders).await.expect("nobody works on the other pipeline any more");
+    store.heartbeat(&orders, LEASE).await.expect("heartbeat works");
+    let rest = Worker::new(named("rest", TypeFilter::Except(types("order"))), "conformance");
+    store.join(&rest).await.expect("disjoint filters are fine");
+}
+
+/// Pipelines with disjoint filters each own every lane, and claim and settle beside each other.
+pub async fn pipelines_do_not_see_each_others_leases(harness: &dyn StoreHarness) {
+    if !harness.store().capabilities().leases {
+        return falls_away("pipelines_do_not_see_each_others_leases", NO_LEASES);
+    }
+    let orders = Owner::on(harness.store(), named("orders", only("order"))).await;
+    let rest = named("rest", TypeFilter::Except(types("order")));
+    let mut rest = Owner::on(harness.second_store().await, rest).await;
+    let lanes = |owner: &Owner| super::owner::all(&owner.lanes);
+    assert!(!orders.lanes.is_empty());
+    assert_eq!(lanes(&orders), lanes(&rest));
+    assert_eq!(rest.beat(LEASE).await.workers, 1, "workers of another pipeline do not count");
+
+    let (order, invoice) = (event_of("order", "a"), event_of("invoice", "a"));
+    commit(harness, &[order.clone(), invoice.clone()]).await;
+    assert_eq!(orders.ids().await, ids_of(&[order]));
+    assert_eq!(rest.ids().await, ids_of(std::slice::from_ref(&invoice)));
+    orders.deliver(&orders.events().await[0]).await;
+    orders.store.leave(&orders.worker).await.expect("leave works");
+    assert_eq!(rest.ids().await, ids_of(&[invoice]));
+    rest.deliver(&rest.events().await[0]).await;
+}
+
+fn named(name: &str, types: TypeFilter) -> Pipeline {
+    Pipeline::with_types(name, types).expect("a plain name")
+}
+
+fn only(name: &str) -> TypeFilter {
+    TypeFilter::Only(types(name))
+}
+
+fn types(name: &str) -> std::collections::BTreeSet<String> {
+    [name.to_owned()].into()
+}
