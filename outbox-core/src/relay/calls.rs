@@ -507,6 +507,8 @@ impl Pipeline {
         for call in self.calls.open.values_mut() {
             call.task.abort();
             call.running = false;
+            // What the publisher says of messages that it was told to give up is no news about its broker.
+            call.counted = true;
         }
         let publisher = self.parts.publisher.clone();
         let deadline = self.parts.timing.publish_deadline;

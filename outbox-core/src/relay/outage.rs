@@ -1,7 +1,7 @@
 //! Outages: the pipeline pauses, probes with one event, and comes back step by step.
 //!
 //! An event that kills the connection looks like an outage. So what follows an outage is sent one at a time, over several
-//! aggregates, before calls grow again; after a failed call at least as many as it carried. An event that fails alone
+//! aggregates, before calls grow again: as many as the failed call carried, within bounds. An event that fails alone
 //! between two others that pass, twice, is counted as failed.
 
 use std::collections::BTreeSet;
@@ -29,6 +29,9 @@ pub(crate) struct Outage {
 
 /// After an outage at least this many single events pass before calls grow.
 const SINGLES: usize = 3;
+
+/// And no more than this: a larger call is narrowed in several rounds, since what failed together is sent again first.
+const MOST_SINGLES: usize = 64;
 
 impl Outage {
     pub(crate) fn new(base: Duration, max: Duration) -> Self {
@@ -74,7 +77,7 @@ impl Outage {
         self.failures = self.failures.saturating_add(1);
         self.paused_until = Some(now + self.backoff.delay(self.failures, luck));
         self.limit = Some(1);
-        self.singles = self.singles.max(if sent > 1 { sent.max(SINGLES) } else { SINGLES });
+        self.singles = self.singles.max(sent.clamp(SINGLES, MOST_SINGLES));
         self.bracketed = lone.filter(|_| self.passed_last);
         self.passed_last = false;
     }
@@ -148,6 +151,18 @@ mod tests {
             outage.passed(sent, None);
         }
         assert_eq!(outage.limit(), None);
+    }
+
+    #[test]
+    fn a_large_call_that_failed_costs_a_bounded_number_of_singles() {
+        let mut outage = outage();
+        outage.failed(2000, None, NOW, 0.0);
+        let mut singles = 0;
+        while outage.limit() == Some(1) {
+            outage.passed(1, Some(singles));
+            singles += 1;
+        }
+        assert_eq!(singles, 64);
     }
 
     #[test]
