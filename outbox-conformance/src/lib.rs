@@ -26,18 +26,21 @@
 //! ```
 //!
 //! - [`store_conformance!`] takes a [`StoreHarness`],
-//! - [`inbox_conformance!`] an [`InboxHarness`].
+//! - [`inbox_conformance!`] an [`InboxHarness`],
+//! - [`publisher_conformance!`] a [`PublisherHarness`].
 //!
-//! What an adapter cannot do it declares (a store in its `capabilities`); the
+//! What an adapter cannot do it declares (a store in its `capabilities`, a publisher's harness in its [`Faults`]); the
 //! rules that fall away by it print so. A missing server is no such thing: the harness panics then, and the tests fail.
 //!
-//! The rules are plain functions, to be called one by one where that is handier: see [`store`] and [`inbox`].
+//! The rules are plain functions, to be called one by one where that is handier: see [`store`], [`inbox`], [`publisher`].
 
 pub mod inbox;
+pub mod publisher;
 pub mod store;
 mod support;
 
 pub use inbox::{InboxHarness, InboxTransaction};
+pub use publisher::{Faults, PublisherHarness, Received};
 pub use store::{DeadLetter, PayloadKind, StoreHarness, WriterTransaction};
 #[doc(hidden)]
 pub use support::run;

@@ -2,9 +2,12 @@
 
 mod memory;
 
-use memory::Memory;
-use outbox_core::memory::MemoryStore;
-use outbox_core::{Capabilities, Watermark};
+use std::sync::Arc;
+use std::time::Duration;
+
+use memory::{Memory, MemoryBroker};
+use outbox_core::memory::{MemoryPublisher, MemoryStore};
+use outbox_core::{Batch, Capabilities, KeyOrder, Publisher, Watermark, async_trait};
 
 mod full {
     use super::*;
@@ -59,4 +62,52 @@ mod inbox {
     }
 
     outbox_conformance::inbox_conformance!(harness);
+}
+
+mod prefix_publisher {
+    use super::*;
+
+    async fn harness() -> MemoryBroker {
+        MemoryBroker::new(MemoryPublisher::new())
+    }
+
+    outbox_conformance::publisher_conformance!(harness);
+}
+
+mod unordered_publisher {
+    use super::*;
+
+    async fn harness() -> MemoryBroker {
+        MemoryBroker::new(MemoryPublisher::with_key_order(KeyOrder::Unordered))
+    }
+
+    outbox_conformance::publisher_conformance!(harness);
+}
+
+mod publisher_with_a_deadline {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(2);
+
+    #[derive(Debug)]
+    struct Impatient(MemoryPublisher);
+
+    #[async_trait]
+    impl Publisher for Impatient {
+        async fn publish(&self, batch: Batch) {
+            let _ = tokio::time::timeout(DEADLINE, self.0.publish(batch)).await;
+        }
+
+        async fn abandon(&self) {
+            self.0.abandon().await;
+        }
+    }
+
+    async fn harness() -> MemoryBroker {
+        let broker = MemoryPublisher::new();
+        let publisher = Impatient(broker.clone());
+        MemoryBroker::wrapped(broker, Arc::new(publisher)).with_deadline(DEADLINE)
+    }
+
+    outbox_conformance::publisher_conformance!(harness);
 }

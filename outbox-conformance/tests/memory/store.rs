@@ -1,0 +1,126 @@
+//! A harness around the memory store.
+
+use std::sync::Arc;
+
+use outbox_conformance::{
+    DeadLetter, InboxHarness, InboxTransaction, StoreHarness, WriterTransaction,
+};
+use outbox_core::memory::{MemoryStore, MemoryTransaction, Savepoint};
+use outbox_core::{EventId, EventRow, Inbox, NewEvent, Store, StoreError, Writer, async_trait};
+
+/// A table in memory, seen through `store`: itself, or a broken wrapper around it.
+pub(crate) struct Memory {
+    pub(crate) table: MemoryStore,
+    pub(crate) store: Arc<dyn Store>,
+}
+
+impl Memory {
+    pub(crate) fn new(table: MemoryStore) -> Self {
+        Self { store: Arc::new(table.clone()), table }
+    }
+}
+
+#[async_trait]
+impl StoreHarness for Memory {
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store)
+    }
+
+    async fn begin(&self) -> Box<dyn WriterTransaction> {
+        let transaction = self.table.begin();
+        Box::new(Writing { table: self.table.clone(), transaction, savepoint: None })
+    }
+
+    async fn dead(&self) -> Vec<DeadLetter> {
+        let letters = self.table.dead().into_iter().map(|dead| DeadLetter {
+            id: dead.event.id().clone(),
+            aggregate_type: dead.event.aggregate_type().to_owned(),
+            aggregate_id: dead.event.aggregate_id().map(str::to_owned),
+            event_type: dead.event.event_type().to_owned(),
+            payload: dead.event.payload().map(<[u8]>::to_vec),
+            headers: dead.event.headers().map(str::to_owned),
+            attempts: dead.event.attempts(),
+            reason: dead.reason,
+        });
+        letters.collect()
+    }
+
+    async fn requeue(&self, id: &EventId) -> Option<bool> {
+        Some(self.table.requeue(id))
+    }
+
+    async fn insert_bad_row(&self) -> Option<()> {
+        self.table.insert_raw(&EventRow {
+            position: 0,
+            lane: 0,
+            id: EventId::generate(),
+            aggregate_type: "order",
+            aggregate_id: Some("bad"),
+            event_type: "",
+            payload: None,
+            headers: None,
+            created_at_micros: 0,
+            attempts: 0,
+            waiting: false,
+            fault: Some("type is no UTF-8"),
+        });
+        Some(())
+    }
+
+    async fn open_transactions(&self) -> Option<u64> {
+        Some(0)
+    }
+}
+
+struct Writing {
+    table: MemoryStore,
+    transaction: MemoryTransaction,
+    savepoint: Option<Savepoint>,
+}
+
+#[async_trait]
+impl WriterTransaction for Writing {
+    async fn append(&mut self, events: &[NewEvent]) -> Result<(), StoreError> {
+        self.table.append(&mut self.transaction, events).await
+    }
+
+    async fn savepoint(&mut self) {
+        self.savepoint = Some(self.transaction.savepoint());
+    }
+
+    async fn rollback_to_savepoint(&mut self) {
+        let savepoint = self.savepoint.expect("a savepoint was set");
+        self.transaction.rollback_to(savepoint);
+    }
+
+    async fn commit(self: Box<Self>) {
+        self.transaction.commit();
+    }
+
+    async fn rollback(self: Box<Self>) {
+        self.transaction.rollback();
+    }
+}
+
+#[async_trait]
+impl InboxHarness for Memory {
+    async fn begin(&self) -> Box<dyn InboxTransaction> {
+        let transaction = self.table.begin();
+        Box::new(Writing { table: self.table.clone(), transaction, savepoint: None })
+    }
+}
+
+#[async_trait]
+impl InboxTransaction for Writing {
+    async fn first_seen(&mut self, consumer: &str, event_id: &str) -> Result<bool, StoreError> {
+        self.table.first_seen(&mut self.transaction, consumer, event_id).await
+    }
+
+    async fn commit(self: Box<Self>) {
+        self.transaction.commit();
+    }
+
+    async fn rollback(self: Box<Self>) {
+        self.transaction.rollback();
+    }
+}
