@@ -125,10 +125,9 @@ impl ClientContext for Context {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        let code = error::code(&error);
-        *lock(&self.last_error) = Some(format!("{code}: {reason}"));
-        if code == Code::Fatal {
-            self.close(format!("the kafka producer had to be replaced: {reason}"));
+        *lock(&self.last_error) = Some(format!("{}: {reason}", error::code(&error)));
+        if let Some(fatal) = self.live.upgrade().and_then(|live| live.fatal_error()) {
+            self.close(format!("the kafka producer had to be replaced: {fatal}"));
         }
     }
 

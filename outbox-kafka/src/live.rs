@@ -22,6 +22,8 @@ pub(crate) struct Live {
     producer: RwLock<Option<ThreadedProducer<Context>>>,
     context: OnceLock<Arc<Context>>,
     closing: AtomicBool,
+    /// How often the publisher had abandoned its messages when this producer was made.
+    era: u64,
     /// For a producer that sends each message in a batch of its own: how many it is to confirm before it has done its work.
     single: Option<usize>,
     /// How many messages the next producer is to send singly.
@@ -32,12 +34,14 @@ impl Live {
     /// A producer. With `single`, each message is sent in a batch of its own, so that a refusal names its message.
     pub(crate) fn open(
         client: &ClientConfig,
+        era: u64,
         single: Option<usize>,
     ) -> Result<Arc<Self>, PublishError> {
         let live = Arc::new(Self {
             producer: RwLock::new(None),
             context: OnceLock::new(),
             closing: AtomicBool::new(false),
+            era,
             single,
             suspects: OnceLock::new(),
         });
@@ -70,12 +74,26 @@ impl Live {
         }
     }
 
+    /// Why the producer takes nothing any more, if librdkafka says so.
+    pub(crate) fn fatal_error(&self) -> Option<String> {
+        self.with(|Sender(producer)| producer.client().fatal_error())?.map(|(_, reason)| reason)
+    }
+
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
     }
 
+    pub(crate) fn era(&self) -> u64 {
+        self.era
+    }
+
+    /// Whether it can serve a call.
+    pub(crate) fn is_usable(&self) -> bool {
+        !self.is_closing() && !self.is_done()
+    }
+
     /// Whether a single-message producer has done its work and may be replaced.
-    pub(crate) fn is_done(&self) -> bool {
+    fn is_done(&self) -> bool {
         let slots = &self.context().slots;
         self.single.is_some_and(|messages| slots.confirmed() >= messages as u64 && slots.is_idle())
     }

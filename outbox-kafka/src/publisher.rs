@@ -1,6 +1,7 @@
 //! The publisher: hands messages to the producer, replaces a producer that broke.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -62,8 +63,10 @@ pub struct KafkaPublisher {
 struct Shared {
     client: ClientConfig,
     live: Mutex<Arc<Live>>,
-    /// When the latest producers were made. Locked while one is made.
+    /// When the latest producers were made. Locked while one is made or abandoned.
     made: Mutex<VecDeque<Instant>>,
+    /// How often the messages were abandoned.
+    abandons: AtomicU64,
 }
 
 impl KafkaPublisher {
@@ -74,9 +77,14 @@ impl KafkaPublisher {
     /// When a setting is refused; the text names it and says why.
     pub fn new(config: &KafkaConfig) -> Result<Self, PublishError> {
         let client = config.client()?;
-        let live = Mutex::new(Live::open(&client, None)?);
+        let live = Mutex::new(Live::open(&client, 0, None)?);
         Ok(Self {
-            shared: Arc::new(Shared { client, live, made: Mutex::default() }),
+            shared: Arc::new(Shared {
+                client,
+                live,
+                made: Mutex::default(),
+                abandons: AtomicU64::new(0),
+            }),
             turn: tokio::sync::Mutex::new(()),
             delivery_deadline: config.delivery_deadline,
         })
@@ -84,37 +92,38 @@ impl KafkaPublisher {
 
     async fn hand_over(&self, batch: &Batch) {
         let mut call = Call { batch, next: 0, open: None };
+        let era = self.shared.era();
         let _turn = self.turn.lock().await;
-        let live = match self.live().await {
-            Ok(live) => live,
-            Err(failure) => return call.refuse_rest(&failure),
-        };
-        let Some(slot) = live.context().slots.open(batch) else {
-            return call.refuse_rest(&closed());
-        };
-        call.open = Some((live, slot));
-        let mut order = Order::new(batch.messages());
-        let now_ms = now_ms();
         loop {
-            match call.send_some(&mut order, now_ms) {
-                Progress::Done => return,
-                Progress::More => tokio::task::yield_now().await,
-                Progress::QueueFull => tokio::time::sleep(QUEUE_FULL_PAUSE).await,
-                Progress::Closed => return call.refuse_rest(&closed()),
+            let live = match self.live(era).await {
+                Ok(live) => live,
+                Err(failure) => return call.refuse_rest(&failure),
+            };
+            let Some(slot) = live.context().slots.open(batch) else { continue };
+            call.open = Some((live.clone(), slot));
+            let closed = call.send(&live, slot).await.is_err();
+            if !closed {
+                return;
             }
+            if call.next > 0 || !live.context().slots.withdraw(slot, batch) {
+                return call.refuse_rest(&closed_early());
+            }
+            // The producer broke before it took anything of this call: the next one will.
+            call.open = None;
         }
     }
 
-    /// The producer, or a new one in place of one that is closed.
-    async fn live(&self) -> Result<Arc<Live>, Failure> {
-        let live = self.shared.live();
-        if !live.is_closing() && !live.is_done() {
-            return Ok(live);
+    /// The producer, or a new one in place of one that is closed. A call from before an `abandon` gets none: it counts
+    /// among what was abandoned.
+    async fn live(&self, era: u64) -> Result<Arc<Live>, Failure> {
+        let mut live = self.shared.live();
+        if !live.is_usable() {
+            let shared = self.shared.clone();
+            live = spawn_blocking(move || shared.replace()).await.unwrap_or_else(|_| {
+                Err(Failure::new(FailureClass::Unavailable, "no kafka producer could be made"))
+            })?;
         }
-        let shared = self.shared.clone();
-        spawn_blocking(move || shared.replace()).await.unwrap_or_else(|_| {
-            Err(Failure::new(FailureClass::Unavailable, "no kafka producer could be made"))
-        })
+        if live.era() == era { Ok(live) } else { Err(abandoned()) }
     }
 }
 
@@ -133,12 +142,8 @@ impl Publisher for KafkaPublisher {
     }
 
     async fn abandon(&self) {
-        let live = self.shared.live();
-        let failure = Failure::new(
-            FailureClass::Unavailable,
-            "the message was abandoned before kafka confirmed it; it may have been written",
-        );
-        let closed = spawn_blocking(move || live.close(&failure)).await;
+        let shared = self.shared.clone();
+        let closed = spawn_blocking(move || shared.abandon()).await;
         closed.expect("closing a producer does not panic");
     }
 
@@ -172,14 +177,26 @@ impl Shared {
         lock(&self.live).clone()
     }
 
+    fn era(&self) -> u64 {
+        self.abandons.load(Ordering::SeqCst)
+    }
+
+    /// Ends the producer, and with it every call that has begun. Blocks.
+    fn abandon(&self) {
+        // First: a producer that is made from now on serves no call from before.
+        self.abandons.fetch_add(1, Ordering::SeqCst);
+        let _making = lock(&self.made);
+        self.live().close(&abandoned());
+    }
+
     /// Makes a producer in place of one that is closed. Blocks.
     fn replace(&self) -> Result<Arc<Live>, Failure> {
         let mut made = lock(&self.made);
         let old = self.live();
-        if !old.is_closing() && !old.is_done() {
+        if old.is_usable() {
             return Ok(old);
         }
-        old.close(&closed());
+        old.close(&closed_early());
         made.retain(|made| made.elapsed() < REPLACEMENT_PERIOD);
         if made.len() >= MAX_REPLACEMENTS {
             return Err(Failure::new(
@@ -188,7 +205,7 @@ impl Shared {
             ));
         }
         made.push_back(Instant::now());
-        let live = Live::open(&self.client, old.suspects())
+        let live = Live::open(&self.client, self.era(), old.suspects())
             .map_err(|error| Failure::new(FailureClass::Unavailable, error.to_string()))?;
         *lock(&self.live) = live.clone();
         Ok(live)
@@ -206,44 +223,59 @@ enum Progress {
     Done,
     More,
     QueueFull,
-    Closed,
 }
 
+/// The producer takes nothing any more.
+struct Closed;
+
 impl<'a> Call<'a> {
+    /// Hands everything over.
+    async fn send(&mut self, live: &Arc<Live>, slot: SlotId) -> Result<(), Closed> {
+        let mut order = Order::new(self.batch.messages());
+        let now_ms = now_ms();
+        loop {
+            match self.send_some(live, slot, &mut order, now_ms)? {
+                Progress::Done => return Ok(()),
+                Progress::More => tokio::task::yield_now().await,
+                Progress::QueueFull => tokio::time::sleep(QUEUE_FULL_PAUSE).await,
+            }
+        }
+    }
+
     /// Hands over up to [`CHUNK`] messages.
-    fn send_some(&mut self, order: &mut Order<'a>, now_ms: i64) -> Progress {
-        let (live, slot) = self.open.clone().expect("the call has its slot");
+    fn send_some(
+        &mut self,
+        live: &Arc<Live>,
+        slot: SlotId,
+        order: &mut Order<'a>,
+        now_ms: i64,
+    ) -> Result<Progress, Closed> {
         // A topic that refused a moment ago might take the next one of the same key.
         if live.context().slots.has_failed(slot) {
             self.refuse_rest(&unsent());
-            return Progress::Done;
+            return Ok(Progress::Done);
         }
         let sent = live.with(|sender| {
             let messages = self.batch.messages();
             let end = messages.len().min(self.next + CHUNK);
             for message in &messages[self.next..end] {
                 let failure = if !order.allows(message) {
-                    Failure::new(
-                        FailureClass::Unsent,
-                        "one before it in its aggregate was not sent",
-                    )
+                    unsent()
                 } else if let Some(defect) = wire::defect(message) {
                     defect
                 } else {
                     let record = wire::record(message, slot.opaque(self.next), now_ms);
-                    match sender.send(record) {
+                    match sender.send(record).map_err(|error| error::code(&error)) {
                         Ok(()) => {
                             self.next += 1;
                             continue;
                         }
-                        Err(error) => match error::code(&error) {
-                            Code::QueueFull => return Progress::QueueFull,
-                            Code::Fatal => {
-                                live.clone().close_in_background(closed());
-                                return Progress::Closed;
-                            }
-                            code => not_taken(code, message.destination()),
-                        },
+                        Err(Code::QueueFull) => return Ok(Progress::QueueFull),
+                        Err(Code::Fatal) => {
+                            live.clone().close_in_background(closed_early());
+                            return Err(Closed);
+                        }
+                        Err(code) => not_taken(code, message.destination()),
                     }
                 };
                 if failure.class != FailureClass::Permanent {
@@ -251,9 +283,9 @@ impl<'a> Call<'a> {
                 }
                 self.refuse_next(failure);
             }
-            if self.next == messages.len() { Progress::Done } else { Progress::More }
+            Ok(if self.next == messages.len() { Progress::Done } else { Progress::More })
         });
-        sent.unwrap_or(Progress::Closed)
+        sent.unwrap_or(Err(Closed))
     }
 
     fn refuse_next(&mut self, failure: Failure) {
@@ -289,11 +321,18 @@ fn not_taken(code: Code, topic: &str) -> Failure {
     }
 }
 
+fn abandoned() -> Failure {
+    Failure::new(
+        FailureClass::Unavailable,
+        "the message was abandoned before kafka confirmed it; it may have been written",
+    )
+}
+
 fn unsent() -> Failure {
     Failure::new(FailureClass::Unsent, "one before it in this call was not sent")
 }
 
-fn closed() -> Failure {
+fn closed_early() -> Failure {
     Failure::new(
         FailureClass::Unavailable,
         "the kafka producer was closed before the message was sent",

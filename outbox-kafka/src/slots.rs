@@ -67,6 +67,14 @@ impl Slots {
         self.table().settle(slot, messages);
     }
 
+    /// Takes back a call of which nothing was handed over; `false` when it has got its verdicts already.
+    pub(crate) fn withdraw(&self, slot: SlotId, batch: &Batch) -> bool {
+        let mut table = self.table();
+        let open = !table.ended;
+        table.settle(slot, batch.len());
+        open
+    }
+
     /// The broker has the message.
     pub(crate) fn confirm(&self, opaque: usize) {
         let (slot, index) = parts(opaque);

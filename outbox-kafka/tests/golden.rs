@@ -9,6 +9,8 @@
 //!
 //! `golden/partitions.jsonl`: keys of all recordings and the partition of six that the Java client chose.
 
+#![allow(clippy::unwrap_used)] // A test.
+
 mod common;
 
 use std::collections::HashMap;

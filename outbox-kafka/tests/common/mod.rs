@@ -192,22 +192,23 @@ fn read(bootstrap: &str, topic: &str) -> Vec<Stored> {
         .unwrap();
     let metadata = consumer.fetch_metadata(Some(topic), LIMIT).unwrap();
     let partitions = metadata.topics()[0].partitions().len() as i32;
-    let mut all = Vec::new();
+    let mut assignment = TopicPartitionList::new();
+    let mut ends = Vec::new();
     for partition in 0..partitions {
         let (low, high) = consumer.fetch_watermarks(topic, partition, LIMIT).unwrap();
-        if low == high {
-            continue;
-        }
-        let mut assignment = TopicPartitionList::new();
-        assignment.add_partition_offset(topic, partition, Offset::Offset(low)).unwrap();
-        consumer.assign(&assignment).unwrap();
-        loop {
-            let message = consumer.poll(LIMIT).expect("the log has more").unwrap();
-            all.push(Stored::new(&message));
-            if message.offset() + 1 >= high {
-                break;
-            }
+        if low < high {
+            assignment.add_partition_offset(topic, partition, Offset::Offset(low)).unwrap();
+            ends.push((partition, high));
         }
     }
+    consumer.assign(&assignment).unwrap();
+    let mut all = Vec::new();
+    while !ends.is_empty() {
+        let message = consumer.poll(LIMIT).expect("the log has more").unwrap();
+        let at = (message.partition(), message.offset() + 1);
+        all.push(Stored::new(&message));
+        ends.retain(|end| *end != at);
+    }
+    all.sort_by_key(|stored| stored.partition);
     all
 }
