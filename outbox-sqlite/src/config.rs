@@ -38,7 +38,8 @@ pub struct SqliteConfig {
 pub enum Journal {
     /// A write-ahead log: readers and the writer do not wait for each other. Needs shared memory, so a local disk.
     Wal,
-    /// A rollback journal: a commit waits until the reads under way have ended.
+    /// A rollback journal: a commit waits until the reads under way have ended, and reads wait for it. Where several
+    /// processes write without a pause a read can find no gap within the busy time-out; the relay then tries again.
     Rollback,
 }
 

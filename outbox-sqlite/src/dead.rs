@@ -1,17 +1,20 @@
-//! Dead letters, for operators.
+//! Dead letters and blocked heads, for operators.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use outbox_core::StoreError;
+use outbox_core::{Position, StoreError};
 use sqlx::sqlite::SqliteRow;
-use sqlx::{Row, SqlSafeStr, SqlitePool};
+use sqlx::{Row, SqlStr, SqlitePool};
 
 use crate::config::SqliteConfig;
 use crate::error::failed;
 use crate::sql::{BEGIN, Sql};
 
 /// The events that were given up: look at them, send them again, or drop them.
+///
+/// Under the policy `hold` an event that is given up stays in the outbox and blocks its aggregate; those are listed,
+/// sent again and dropped by methods of their own.
 #[derive(Debug)]
 pub struct DeadLetters {
     pool: SqlitePool,
@@ -45,6 +48,26 @@ pub struct DeadLetter {
     pub created_at: SystemTime,
     /// When it was given up.
     pub died_at: SystemTime,
+}
+
+/// An event that blocks its aggregate until an operator decides.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct BlockedHead {
+    /// The event's position, which names it here.
+    pub position: Position,
+    /// The event's id.
+    pub id: String,
+    /// The kind of aggregate.
+    pub aggregate_type: String,
+    /// The aggregate; `None` is an unordered event, which blocks nobody.
+    pub aggregate_id: Option<String>,
+    /// The event's type.
+    pub event_type: String,
+    /// Attempts that were counted, at least 1.
+    pub attempts: u32,
+    /// Why it was given up.
+    pub reason: String,
 }
 
 impl DeadLetters {
@@ -93,10 +116,52 @@ impl DeadLetters {
         self.remove(entry, None).await.map_err(self.failed("discard a dead letter"))
     }
 
-    async fn remove(&self, entry: i64, first: Option<&sqlx::SqlStr>) -> Result<bool, sqlx::Error> {
+    /// Up to `limit` blocked heads at positions above `after` (0 for the first page).
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be read.
+    pub async fn blocked(
+        &self,
+        after: Position,
+        limit: u32,
+    ) -> Result<Vec<BlockedHead>, StoreError> {
+        let rows = sqlx::query(self.sql.list_blocked.clone())
+            .bind(after)
+            .bind(limit)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(self.failed("list the blocked heads"))?;
+        rows.iter().map(|row| head(row).map_err(self.failed("read a blocked head"))).collect()
+    }
+
+    /// Sends a blocked head again: it is due at once, keeps its attempts, and holds its aggregate until it is
+    /// delivered. `false` when it is blocked no more.
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be written; nothing has changed then.
+    pub async fn unblock(&self, position: Position) -> Result<bool, StoreError> {
+        let changed =
+            sqlx::query(self.sql.unblock.clone()).bind(position).execute(&self.pool).await;
+        Ok(changed.map_err(self.failed("unblock a head"))?.rows_affected() == 1)
+    }
+
+    /// Drops a blocked head for good, so that its aggregate goes on without it. `false` when it is blocked no more.
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be written; nothing has changed then.
+    pub async fn discard_blocked(&self, position: Position) -> Result<bool, StoreError> {
+        let gone =
+            sqlx::query(self.sql.discard_blocked.clone()).bind(position).execute(&self.pool).await;
+        Ok(gone.map_err(self.failed("discard a blocked head"))?.rows_affected() == 1)
+    }
+
+    async fn remove(&self, entry: i64, first: Option<&SqlStr>) -> Result<bool, sqlx::Error> {
         let mut transaction = self.pool.begin_with(BEGIN).await?;
         if let Some(sql) = first {
-            sqlx::query(sql.clone().into_sql_str()).bind(entry).execute(&mut *transaction).await?;
+            sqlx::query(sql.clone()).bind(entry).execute(&mut *transaction).await?;
         }
         let removed =
             sqlx::query(self.sql.discard.clone()).bind(entry).execute(&mut *transaction).await?;
@@ -110,25 +175,44 @@ impl DeadLetters {
 }
 
 fn letter(row: &SqliteRow) -> Result<DeadLetter, sqlx::Error> {
-    let bytes = |index: usize| row.try_get_unchecked::<Option<&[u8]>, _>(index);
-    let text = |index: usize| {
-        Ok::<_, sqlx::Error>(bytes(index)?.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
-    };
-    let time = |index: usize| {
-        let micros = u64::try_from(row.try_get::<i64, _>(index)?).unwrap_or(0);
-        Ok::<_, sqlx::Error>(UNIX_EPOCH + Duration::from_micros(micros))
-    };
     Ok(DeadLetter {
         entry: row.try_get(0)?,
-        id: text(1)?.unwrap_or_default(),
-        aggregate_type: text(2)?.unwrap_or_default(),
-        aggregate_id: text(3)?,
-        event_type: text(4)?.unwrap_or_default(),
-        payload: bytes(5)?.map(Bytes::copy_from_slice),
-        headers: text(6)?,
-        attempts: u32::try_from(row.try_get::<i64, _>(7)?).unwrap_or(u32::MAX),
-        reason: text(8)?.unwrap_or_default(),
-        created_at: time(9)?,
-        died_at: time(10)?,
+        id: text(row, 1)?.unwrap_or_default(),
+        aggregate_type: text(row, 2)?.unwrap_or_default(),
+        aggregate_id: text(row, 3)?,
+        event_type: text(row, 4)?.unwrap_or_default(),
+        payload: row.try_get_unchecked::<Option<&[u8]>, _>(5)?.map(Bytes::copy_from_slice),
+        headers: text(row, 6)?,
+        attempts: attempts(row, 7)?,
+        reason: text(row, 8)?.unwrap_or_default(),
+        created_at: time(row, 9)?,
+        died_at: time(row, 10)?,
     })
+}
+
+fn head(row: &SqliteRow) -> Result<BlockedHead, sqlx::Error> {
+    Ok(BlockedHead {
+        position: row.try_get(0)?,
+        id: text(row, 1)?.unwrap_or_default(),
+        aggregate_type: text(row, 2)?.unwrap_or_default(),
+        aggregate_id: text(row, 3)?,
+        event_type: text(row, 4)?.unwrap_or_default(),
+        attempts: attempts(row, 5)?,
+        reason: text(row, 6)?.unwrap_or_default(),
+    })
+}
+
+/// Texts that are no UTF-8 may be why an event died: they are shown as far as they can be.
+fn text(row: &SqliteRow, index: usize) -> Result<Option<String>, sqlx::Error> {
+    let bytes = row.try_get_unchecked::<Option<&[u8]>, _>(index)?;
+    Ok(bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
+}
+
+fn attempts(row: &SqliteRow, index: usize) -> Result<u32, sqlx::Error> {
+    Ok(u32::try_from(row.try_get::<i64, _>(index)?).unwrap_or(u32::MAX))
+}
+
+fn time(row: &SqliteRow, index: usize) -> Result<SystemTime, sqlx::Error> {
+    let micros = u64::try_from(row.try_get::<i64, _>(index)?).unwrap_or(0);
+    Ok(UNIX_EPOCH + Duration::from_micros(micros))
 }

@@ -25,7 +25,7 @@ mod store;
 mod writer;
 
 pub use config::{Journal, Keep, SqliteConfig};
-pub use dead::{DeadLetter, DeadLetters};
+pub use dead::{BlockedHead, DeadLetter, DeadLetters};
 pub use inbox::SqliteInbox;
 pub use schema::Schema;
 pub use store::SqliteStore;

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Fixture, event, fixture_with, one_lane, payloads, settlements};
-use outbox_core::{Dead, Event, Store};
+use outbox_core::{Dead, Event, Retry, Store};
 use outbox_sqlite::DeadLetters;
 
 /// Three events of one aggregate, the first of them dead.
@@ -76,6 +76,38 @@ async fn a_discarded_event_is_gone() {
     assert!(!letters.discard(entry).await.unwrap());
     assert!(!letters.requeue(entry).await.unwrap());
     assert_eq!(payloads(&fixture.claim_all().await.events), ["2", "3"]);
+}
+
+/// B018: under `hold` the head stays and blocks its aggregate until an operator decides.
+#[tokio::test]
+async fn a_blocked_head_is_sent_again_or_dropped() {
+    let fixture = fixture_with(one_lane).await;
+    let (worker, owned) = fixture.owner().await;
+    fixture.append(&[event("a", "1"), event("a", "2")]).await;
+    let events = fixture.claim_all().await.events;
+    let mut verdicts = settlements(&worker, &owned, &events);
+    let receipt = events[0].receipt();
+    let reason = "its schema is unknown".to_owned();
+    verdicts.retries = vec![Retry { receipt, attempts: 7, delay: None, reason }];
+    fixture.store.settle(&verdicts).await.unwrap();
+    let letters = DeadLetters::new(fixture.pool.clone(), &fixture.config).unwrap();
+
+    let heads = letters.blocked(0, 10).await.unwrap();
+    assert_eq!((heads.len(), heads[0].position, heads[0].attempts), (1, 1, 7));
+    assert_eq!(heads[0].reason, "its schema is unknown");
+    assert!(letters.blocked(1, 10).await.unwrap().is_empty());
+    assert!(fixture.claim_all().await.events.is_empty());
+    assert!(!letters.unblock(2).await.unwrap(), "only heads that are blocked");
+    assert!(!letters.discard_blocked(2).await.unwrap(), "only heads that are blocked");
+
+    assert!(letters.unblock(1).await.unwrap());
+    assert!(!letters.discard_blocked(1).await.unwrap());
+    let events = fixture.claim_all().await.events;
+    assert_eq!((payloads(&events), events[0].attempts()), (vec!["1"], 7));
+
+    fixture.store.settle(&verdicts).await.unwrap();
+    assert!(letters.discard_blocked(1).await.unwrap());
+    assert_eq!(payloads(&fixture.claim_all().await.events), ["2"]);
 }
 
 /// B068: of operators who decide about one dead letter at once exactly one succeeds.

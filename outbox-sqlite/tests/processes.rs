@@ -6,8 +6,9 @@ mod common;
 
 use std::collections::HashMap;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use common::{event, fixture_with, rollback_journal, settlements, worker};
+use common::{event, fixture_with, settlements, worker};
 use outbox_core::{ClaimRequest, Delivered, LaneCursor, Store};
 use outbox_sqlite::{Journal, SqliteConfig, SqliteOutbox, SqliteStore};
 use sqlx::SqlitePool;
@@ -15,12 +16,15 @@ use sqlx::SqlitePool;
 const FILE: &str = "OUTBOX_SQLITE_TEST_FILE";
 const PROCESSES: usize = 4;
 const EVENTS: usize = 200;
+/// Longer than the default: SQLite's lock has no queue, and these processes do nothing but fight for it.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What each child process does: one event a transaction, each after a read in the same transaction.
 #[tokio::test]
 #[ignore = "a child of four_processes_write_while_two_relays_settle"]
 async fn child() {
-    let config = SqliteConfig::new(std::env::var(FILE).expect("the parent sets it"));
+    let config = SqliteConfig::new(std::env::var(FILE).expect("the parent sets it"))
+        .with_busy_timeout(PATIENCE);
     let pool = SqlitePool::connect_with(config.connect_options()).await.unwrap();
     let outbox = SqliteOutbox::new(pool, &config).unwrap();
     let aggregate = std::process::id().to_string();
@@ -35,11 +39,8 @@ async fn child() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn four_processes_write_while_two_relays_settle() {
     for journal in [Journal::Wal, Journal::Rollback] {
-        let fixture = fixture_with(|config| match journal {
-            Journal::Rollback => rollback_journal(config),
-            _ => config,
-        })
-        .await;
+        let fixture =
+            fixture_with(|config| config.with_journal(journal).with_busy_timeout(PATIENCE)).await;
         let children: Vec<_> = (0..PROCESSES)
             .map(|_| {
                 Command::new(std::env::current_exe().unwrap())
