@@ -22,7 +22,9 @@ pub async fn overlapping_filters_are_refused(harness: &dyn StoreHarness) {
     }
     let colleague = Worker::new(pipeline(), "conformance");
     store.join(&colleague).await.expect("a second worker of a pipeline is no overlap");
-    all.store.leave(&all.worker).await.expect("leave works");
+    for worker in [&colleague, &all.worker] {
+        store.leave(worker).await.expect("leave works");
+    }
     store.join(&orders).await.expect("nobody works on the other pipeline any more");
     store.heartbeat(&orders, LEASE).await.expect("heartbeat works");
     let rest = Worker::new(named("rest", TypeFilter::Except(types("order"))), "conformance");
