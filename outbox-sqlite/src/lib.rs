@@ -7,7 +7,8 @@
 //! # The file
 //!
 //! - SQLite has one writer at a time: begin transactions that write with [`SqliteOutbox::begin`] (`begin immediate`)
-//!   and keep them short. A commit is never later than another whose positions are higher, so the relay needs no
+//!   and keep them short. The lock has no queue: a process with many writing tasks gives them a pool of one connection,
+//!   where they wait in order. A commit is never later than another whose positions are higher, so the relay needs no
 //!   knowledge of open transactions.
 //! - With [`Journal::Wal`] three files belong together (`-wal`, `-shm`): a copy of the main file alone loses commits.
 //!   Copy with `vacuum into` or the backup API. A reader that stays open keeps the log from being folded back, so that

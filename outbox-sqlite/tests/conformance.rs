@@ -1,0 +1,206 @@
+//! The contracts of store, writer and inbox, on both journals.
+
+#![allow(clippy::unwrap_used, reason = "also in the harness")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Fixture, fixture_with, rollback_journal};
+use outbox_conformance::{
+    DeadLetter, InboxHarness, InboxTransaction, StoreHarness, WriterTransaction,
+};
+use outbox_core::{EventId, NewEvent, Store, StoreError, async_trait};
+use outbox_sqlite::{DeadLetters, SqliteConfig, SqliteInbox, SqliteOutbox, SqliteStore};
+use sqlx::{ConnectOptions, Connection, Sqlite, SqliteConnection, Transaction};
+
+mod wal {
+    use super::*;
+
+    async fn harness() -> Harness {
+        Harness::new(fixture_with(patient).await)
+    }
+
+    outbox_conformance::store_conformance!(harness);
+
+    mod inbox {
+        use super::*;
+
+        outbox_conformance::inbox_conformance!(harness);
+    }
+}
+
+mod rollback {
+    use super::*;
+
+    async fn harness() -> Harness {
+        Harness::new(fixture_with(|config| rollback_journal(patient(config))).await)
+    }
+
+    outbox_conformance::store_conformance!(harness);
+
+    mod inbox {
+        use super::*;
+
+        outbox_conformance::inbox_conformance!(harness);
+    }
+}
+
+/// SQLite's lock has no queue, and the inbox's rules have sixteen tasks fight for it.
+fn patient(config: SqliteConfig) -> SqliteConfig {
+    config.with_busy_timeout(Duration::from_secs(60))
+}
+
+struct Harness {
+    fixture: Fixture,
+    store: Arc<SqliteStore>,
+    letters: DeadLetters,
+}
+
+impl Harness {
+    fn new(fixture: Fixture) -> Self {
+        let store = Arc::new(SqliteStore::new(&fixture.config).unwrap());
+        let letters = DeadLetters::new(fixture.pool.clone(), &fixture.config).unwrap();
+        Self { fixture, store, letters }
+    }
+
+    async fn transaction(&self) -> HarnessTransaction {
+        HarnessTransaction {
+            transaction: self.fixture.outbox.begin().await.unwrap(),
+            outbox: SqliteOutbox::new(self.fixture.pool.clone(), &self.fixture.config).unwrap(),
+            inbox: SqliteInbox::new(&self.fixture.config).unwrap(),
+        }
+    }
+}
+
+#[async_trait]
+impl StoreHarness for Harness {
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+
+    async fn second_store(&self) -> Arc<dyn Store> {
+        Arc::new(SqliteStore::new(&self.fixture.config).unwrap())
+    }
+
+    async fn begin(&self) -> Box<dyn WriterTransaction> {
+        Box::new(self.transaction().await)
+    }
+
+    async fn dead(&self) -> Vec<DeadLetter> {
+        let letters = self.letters.list(0, 10_000).await.unwrap();
+        letters
+            .into_iter()
+            .map(|letter| DeadLetter {
+                id: EventId::from_text(&letter.id).unwrap(),
+                aggregate_type: letter.aggregate_type,
+                aggregate_id: letter.aggregate_id,
+                event_type: letter.event_type,
+                payload: letter.payload.map(|payload| payload.to_vec()),
+                headers: letter.headers,
+                attempts: letter.attempts,
+                reason: letter.reason,
+            })
+            .collect()
+    }
+
+    async fn requeue(&self, id: &EventId) -> Option<bool> {
+        let id = id.to_string();
+        let dead = self.letters.list(0, 10_000).await.unwrap();
+        if let Some(letter) = dead.iter().find(|letter| letter.id == id) {
+            return Some(self.letters.requeue(letter.entry).await.unwrap());
+        }
+        let blocked = self.letters.blocked(0, 10_000).await.unwrap();
+        match blocked.iter().find(|head| head.id == id) {
+            Some(head) => Some(self.letters.unblock(head.position).await.unwrap()),
+            None => Some(false),
+        }
+    }
+
+    async fn insert_bad_row(&self) -> Option<()> {
+        self.fixture
+            .execute(
+                "insert into outbox (aggregatetype, aggregateid, type, payload)
+                 values ('order', cast(x'ff' as text), 'Changed', '{}')",
+            )
+            .await;
+        Some(())
+    }
+
+    /// A reader keeps the log from being truncated, or the file from being locked for one; a writer keeps the lock.
+    async fn open_transactions(&self) -> Option<u64> {
+        let options = self.fixture.config.connect_options().busy_timeout(Duration::ZERO);
+        let Ok(mut connection) = options.connect().await else { return Some(1) };
+        let is_free = has_no_reader(&mut connection).await
+            && connection.begin_with("begin exclusive").await.is_ok();
+        Some(u64::from(!is_free))
+    }
+}
+
+async fn has_no_reader(connection: &mut SqliteConnection) -> bool {
+    let checkpoint = sqlx::query_as("pragma wal_checkpoint(truncate)");
+    let checkpoint: Result<(i64, i64, i64), _> = checkpoint.fetch_one(connection).await;
+    checkpoint.is_ok_and(|(busy, _, _)| busy == 0)
+}
+
+#[async_trait]
+impl InboxHarness for Harness {
+    async fn begin(&self) -> Box<dyn InboxTransaction> {
+        Box::new(self.transaction().await)
+    }
+
+    fn concurrent(&self) -> bool {
+        false
+    }
+}
+
+struct HarnessTransaction {
+    transaction: Transaction<'static, Sqlite>,
+    outbox: SqliteOutbox,
+    inbox: SqliteInbox,
+}
+
+impl HarnessTransaction {
+    async fn execute(&mut self, sql: &'static str) {
+        sqlx::query(sql).execute(&mut *self.transaction).await.unwrap();
+    }
+}
+
+#[async_trait]
+impl WriterTransaction for HarnessTransaction {
+    async fn append(&mut self, events: &[NewEvent]) -> Result<(), StoreError> {
+        self.outbox.append(&mut self.transaction, events).await
+    }
+
+    async fn savepoint(&mut self) {
+        self.execute("savepoint kit").await;
+    }
+
+    async fn rollback_to_savepoint(&mut self) {
+        self.execute("rollback to kit").await;
+    }
+
+    async fn commit(self: Box<Self>) {
+        self.transaction.commit().await.unwrap();
+    }
+
+    async fn rollback(self: Box<Self>) {
+        self.transaction.rollback().await.unwrap();
+    }
+}
+
+#[async_trait]
+impl InboxTransaction for HarnessTransaction {
+    async fn first_seen(&mut self, consumer: &str, event_id: &str) -> Result<bool, StoreError> {
+        self.inbox.first_seen(&mut self.transaction, consumer, event_id).await
+    }
+
+    async fn commit(self: Box<Self>) {
+        self.transaction.commit().await.unwrap();
+    }
+
+    async fn rollback(self: Box<Self>) {
+        self.transaction.rollback().await.unwrap();
+    }
+}
