@@ -1,0 +1,79 @@
+//! A database of a test's own on a running PostgreSQL, with an outbox in it.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use outbox::postgres::{PostgresConfig, PostgresOutbox, Schema};
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::{AssertSqlSafe, query, query_scalar};
+
+/// How often a wait looks again.
+const POLL: Duration = Duration::from_millis(50);
+
+/// A database with a random name; it goes with this value.
+#[derive(Debug)]
+pub(crate) struct Database {
+    pub(crate) url: String,
+    pub(crate) pool: PgPool,
+    pub(crate) name: String,
+    pub(crate) config: PostgresConfig,
+    server_url: String,
+}
+
+impl Database {
+    /// Creates it on this server, with the outbox's tables in their default form.
+    pub(crate) async fn create(server_url: &str) -> Self {
+        Self::create_with(server_url, |config| config).await
+    }
+
+    /// As [`create`](Self::create), with other settings than the defaults.
+    pub(crate) async fn create_with(
+        server_url: &str,
+        set: impl FnOnce(PostgresConfig) -> PostgresConfig,
+    ) -> Self {
+        let name = format!("outbox_{:016x}", fastrand::u64(..));
+        let server = PgPool::connect(server_url).await.unwrap();
+        query(AssertSqlSafe(format!("create database {name}"))).execute(&server).await.unwrap();
+        server.close().await;
+        let (host, _) = server_url.rsplit_once('/').expect("the URL names a database");
+        let url = format!("{host}/{name}");
+        let pool = PgPoolOptions::new().max_connections(32).connect(&url).await.unwrap();
+        let config = set(PostgresConfig::new(&url).unwrap());
+        Schema::new(config.clone()).migrate().await.unwrap();
+        Self { url, pool, name, config, server_url: server_url.to_owned() }
+    }
+
+    /// A writer for its outbox.
+    pub(crate) fn outbox(&self) -> PostgresOutbox {
+        PostgresOutbox::new(&self.config)
+    }
+
+    /// Waits until no event is pending; says whether that came about in time.
+    pub(crate) async fn drained(&self, limit: Duration) -> bool {
+        let start = Instant::now();
+        while start.elapsed() < limit {
+            let pending: Result<bool, _> =
+                query_scalar("select exists (select from outbox)").fetch_one(&self.pool).await;
+            if !pending.unwrap() {
+                return true;
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        false
+    }
+
+    /// The ids in this table.
+    pub(crate) async fn ids(&self, table: &str) -> Vec<String> {
+        let ids = AssertSqlSafe(format!("select id::text from {table}"));
+        query_scalar(ids).fetch_all(&self.pool).await.unwrap()
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let _ = Command::new("psql")
+            .args(["--no-psqlrc", "--quiet", &self.server_url, "--command"])
+            .arg(format!("drop database if exists {} with (force)", self.name))
+            .status();
+    }
+}

@@ -1,0 +1,31 @@
+//! What the tests on real servers share.
+
+use std::sync::{Mutex, PoisonError};
+
+pub(crate) mod checker;
+pub(crate) mod database;
+pub(crate) mod kafka;
+pub(crate) mod relay_process;
+pub(crate) mod relay_task;
+
+/// Runs a test while no other of this binary runs: they measure times, and have two cores.
+pub(crate) fn alone(test: impl Future<Output = ()>) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _ = tracing_subscriber::fmt().with_test_writer().with_ansi(false).try_init();
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    tokio::runtime::Runtime::new().unwrap().block_on(test);
+}
+
+/// The address of a shared test server.
+#[track_caller]
+pub(crate) fn server(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| {
+        panic!("{variable} is not set: run `cargo xtask test`, or `eval \"$(cargo xtask services start)\"` first")
+    })
+}
+
+/// Now, in milliseconds since 1970.
+pub(crate) fn now_ms() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.expect("it is later than 1970").as_millis().try_into().expect("it is not that late")
+}
