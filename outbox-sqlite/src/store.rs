@@ -1,21 +1,22 @@
 //! The outbox table as the relay sees it.
 
+mod claim;
+mod settle;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
 use outbox_core::{
-    Backlog, Capabilities, ClaimRequest, Claimed, Epoch, EventRows, LaneId, Leases, OwnedLane,
-    Pipeline, Position, Probe, Receipt, Settled, Settlements, Store, StoreError, StoreErrorKind,
-    TypeFilter, Watermark, Worker, async_trait,
+    Backlog, Capabilities, ClaimRequest, Claimed, Epoch, LaneId, Leases, OwnedLane, Pipeline,
+    Position, Probe, Settled, Settlements, Store, StoreError, StoreErrorKind, TypeFilter,
+    Watermark, Worker, async_trait,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use sqlx::sqlite::SqlitePoolOptions;
-use sqlx::{Row, SqlStr, Sqlite, SqlitePool, Transaction};
+use sqlx::{Row, Sqlite, SqlitePool, Transaction};
 
 use crate::config::{Keep, SqliteConfig};
 use crate::error::failed;
-use crate::row::ClaimedRow;
 use crate::schema::Schema;
 use crate::sql::{BEGIN, Sql};
 use crate::writer::micros;
@@ -97,22 +98,22 @@ impl SqliteStore {
         }
     }
 
-    /// Executes one statement on a list of `[position, id, lane, …]`; returns the rows it touched.
-    async fn execute(
+    async fn register(
         &self,
         transaction: &mut Transaction<'static, Sqlite>,
-        sql: &SqlStr,
-        list: &[Value],
-    ) -> Result<u64, StoreError> {
-        if list.is_empty() {
-            return Ok(0);
-        }
-        let done = sqlx::query(sql.clone())
-            .bind(json!(list).to_string())
+        worker: &Worker,
+        lease: Duration,
+    ) -> Result<(), StoreError> {
+        sqlx::query(self.sql.register.clone())
+            .bind(worker.id.to_string())
+            .bind(worker.pipeline.name().to_owned())
+            .bind(worker.name.clone())
+            .bind(encode_types(worker.pipeline.types()))
+            .bind(micros(lease))
             .execute(&mut **transaction)
             .await
-            .map_err(self.failed("settle in"))?;
-        Ok(done.rows_affected())
+            .map_err(self.failed("extend a lease in"))?;
+        Ok(())
     }
 
     fn failed(&self, what: &str) -> impl FnOnce(sqlx::Error) -> StoreError {
@@ -228,66 +229,11 @@ impl Store for SqliteStore {
     }
 
     async fn claim(&self, request: &ClaimRequest) -> Result<Claimed, StoreError> {
-        if request.lanes.is_empty() {
-            return Ok(Claimed::default());
-        }
-        let types = request.pipeline.types();
-        let lowest = request.lanes.iter().map(|lane| lane.from).min().unwrap_or(0);
-        let known_fresh: Vec<Position> =
-            request.exclude.iter().copied().filter(|position| *position > lowest).collect();
-        let reads: Vec<_> = request.lanes.iter().map(|lane| (lane.lane, lane.read)).collect();
-        let mut query = sqlx::query(self.sql.claim(request.lanes.len(), types))
-            .bind(type_list(types))
-            .bind(json!(request.exclude).to_string())
-            .bind(json!(known_fresh).to_string())
-            .bind(json!(reads).to_string())
-            .bind(request.limit);
-        for lane in &request.lanes {
-            query = query.bind(lane.lane).bind(lane.from).bind(lane.take);
-        }
-
-        let mut found = Found::default();
-        let mut stream = query.fetch(&self.reader);
-        while let Some(row) = stream.try_next().await.map_err(self.failed("claim from"))? {
-            if !found.add(&ClaimedRow::read(&row)?, request) {
-                break;
-            }
-        }
-        drop(stream);
-        Ok(found.into_claimed(request))
+        self.read(request).await
     }
 
     async fn settle(&self, settlements: &Settlements) -> Result<Settled, StoreError> {
-        let mut transaction = self.write().await?;
-        let held = sqlx::query_scalar::<_, LaneId>(self.sql.fence.clone())
-            .bind(settlements.worker.pipeline.name().to_owned())
-            .bind(settlements.worker.id.to_string())
-            .bind(json!(settlements.lanes).to_string())
-            .fetch_all(&mut *transaction)
-            .await
-            .map_err(self.failed("read the lanes of"))?;
-        let lists = Lists::of(settlements, &held);
-
-        let mut found = 0;
-        if self.keep == Keep::Archive {
-            self.execute(&mut transaction, &self.sql.archive, &lists.delivered).await?;
-        }
-        found += self.execute(&mut transaction, &self.sql.delete, &lists.delivered).await?;
-        found += self.execute(&mut transaction, &self.sql.wait, &lists.retries).await?;
-        self.execute(&mut transaction, &self.sql.bury, &lists.dead).await?;
-        found += self.execute(&mut transaction, &self.sql.delete, &lists.dead).await?;
-        let recovered: Vec<_> =
-            settlements.recovered.iter().filter(|lane| held.contains(lane)).collect();
-        if !recovered.is_empty() {
-            sqlx::query(self.sql.recover.clone())
-                .bind(settlements.worker.pipeline.name().to_owned())
-                .bind(json!(recovered).to_string())
-                .execute(&mut *transaction)
-                .await
-                .map_err(self.failed("settle in"))?;
-        }
-        self.commit(transaction).await?;
-        Ok(Settled::new(held, lists.len().saturating_sub(found)))
+        self.write_verdicts(settlements).await
     }
 
     async fn probe(&self, after: Position) -> Result<Probe, StoreError> {
@@ -317,108 +263,6 @@ impl Store for SqliteStore {
         };
         figures().map_err(self.failed("count in"))
     }
-}
-
-impl SqliteStore {
-    async fn register(
-        &self,
-        transaction: &mut Transaction<'static, Sqlite>,
-        worker: &Worker,
-        lease: Duration,
-    ) -> Result<(), StoreError> {
-        sqlx::query(self.sql.register.clone())
-            .bind(worker.id.to_string())
-            .bind(worker.pipeline.name().to_owned())
-            .bind(worker.name.clone())
-            .bind(encode_types(worker.pipeline.types()))
-            .bind(micros(lease))
-            .execute(&mut **transaction)
-            .await
-            .map_err(self.failed("extend a lease in"))?;
-        Ok(())
-    }
-}
-
-/// What a claim has read so far.
-#[derive(Default)]
-struct Found {
-    rows: EventRows,
-    fresh: u32,
-    bytes: usize,
-    /// Whether the byte budget ended it.
-    over: bool,
-    now_micros: i64,
-    server: String,
-}
-
-impl Found {
-    /// Takes a row in; `false` when it would exceed the byte budget.
-    fn add(&mut self, row: &ClaimedRow<'_>, request: &ClaimRequest) -> bool {
-        if row.position.is_none() {
-            (self.now_micros, self.server) = row.clock_and_identity();
-            return true;
-        }
-        let bytes = self.bytes + row.size();
-        if bytes > request.bytes && !self.rows.is_empty() {
-            self.over = true;
-            return false;
-        }
-        self.bytes = bytes;
-        self.fresh += u32::from(row.is_fresh());
-        row.push_to(&mut self.rows);
-        true
-    }
-
-    fn into_claimed(self, request: &ClaimRequest) -> Claimed {
-        let events = self.rows.finish();
-        let cut = self.over || self.fresh >= request.limit;
-        let reads = Claimed::reads_of(request, &events, cut);
-        let mut claimed = Claimed::new(events, reads);
-        claimed.now_micros = self.now_micros;
-        claimed.server = self.server;
-        claimed
-    }
-}
-
-/// The events of a settlement whose lanes are held, as JSON arrays for the statements.
-struct Lists {
-    delivered: Vec<Value>,
-    retries: Vec<Value>,
-    dead: Vec<Value>,
-}
-
-impl Lists {
-    fn of(settlements: &Settlements, held: &[LaneId]) -> Self {
-        let is_held = |receipt: &Receipt| held.binary_search(&receipt.lane).is_ok();
-        let delivered = settlements.delivered.iter().filter(|event| is_held(&event.receipt));
-        let retries = settlements.retries.iter().filter(|event| is_held(&event.receipt));
-        let dead = settlements.dead.iter().filter(|event| is_held(&event.receipt));
-        Self {
-            delivered: delivered
-                .map(|event| named(&event.receipt, [json!(*event.destination)]))
-                .collect(),
-            retries: retries
-                .map(|event| {
-                    let delay = json!(event.delay.map(micros));
-                    named(&event.receipt, [json!(event.attempts), delay, json!(event.reason)])
-                })
-                .collect(),
-            dead: dead
-                .map(|event| named(&event.receipt, [json!(event.attempts), json!(event.reason)]))
-                .collect(),
-        }
-    }
-
-    fn len(&self) -> u64 {
-        (self.delivered.len() + self.retries.len() + self.dead.len()) as u64
-    }
-}
-
-fn named<const N: usize>(receipt: &Receipt, rest: [Value; N]) -> Value {
-    let mut list =
-        vec![json!(receipt.position), json!(receipt.id.to_string()), json!(receipt.lane)];
-    list.extend(rest);
-    Value::Array(list)
 }
 
 fn type_list(types: &TypeFilter) -> String {
