@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use outbox_core::memory::{Fault, FaultRule, MemoryPublisher, MemoryStore};
 use outbox_core::{
-    Exhausted, Failure, FailureClass, KeyOrder, NewEvent, Relay, RetryPolicies, RetryPolicy,
-    Writer as _,
+    Exhausted, Failure, FailureClass, KeyOrder, Limits, NewEvent, Relay, RetryPolicies,
+    RetryPolicy, Writer as _,
 };
 
 const LONG: Duration = Duration::from_secs(600);
@@ -140,4 +140,22 @@ async fn under_hold_a_failed_event_blocks_its_aggregate_until_requeued() {
 
 fn refuse(class: FailureClass) -> Fault {
     Fault::Refuse(Failure::new(class, "x"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_aggregate_that_stands_still_does_not_fill_the_window() {
+    let store = MemoryStore::new();
+    let publisher = MemoryPublisher::with_key_order(KeyOrder::Prefix);
+    publisher.script(FaultRule::on_type("silent", Fault::Silent).times(1));
+    append(&store, "stuck", &["silent"]).await;
+    append(&store, "stuck", &["behind"; 300]).await;
+    for n in 0..300 {
+        append(&store, &format!("free-{n}"), &["free"]).await;
+    }
+    let relay = relay(&store, &publisher).with_limits(Limits::default().with_window(100));
+    let free_ones = async {
+        publisher.wait_for(250, Duration::from_secs(10)).await;
+    };
+    relay.run(free_ones).await.unwrap();
+    assert!(types(&publisher).iter().all(|event_type| event_type == "free"));
 }

@@ -160,11 +160,8 @@ impl Pipeline {
             }
             let handles = self.pick();
             if handles.is_empty() {
-                // What was in front is being charged first; its settle wakes us.
-                if !self.known.has_ready() {
-                    return None;
-                }
-                continue;
+                // What is in line is charged first, or waits for a call that runs: a reply wakes us.
+                return None;
             }
             self.start_call(handles, now);
         }

@@ -118,7 +118,7 @@ impl Pipeline {
             || self.stopping.is_some()
             || self.settler.needs_quiet()
             || self.calls.is_abandoning()
-            || self.lanes.values().all(|lane| lane.leaving);
+            || !self.lanes.iter().any(|(id, lane)| self.has_room(*id, lane));
         if waits_for_answer {
             return None;
         }
@@ -168,13 +168,19 @@ impl Pipeline {
             .then(|| u32::try_from(limit).unwrap_or(u32::MAX))
     }
 
+    /// Whether a claim asks this lane: one whose aggregates stand still may not fill the window and stop all others.
+    fn has_room(&self, id: LaneId, lane: &Lane) -> bool {
+        let share = if self.lanes.len() > 1 { 2 } else { 1 };
+        !lane.leaving && self.known.unsettled_of(id) * share < self.parts.limits.window_events
+    }
+
     fn start_claim(&mut self, limit: u32, now: Duration) {
         let sweep = self.watermark_is_probed() && now >= self.reader.next_sweep;
         let take = reading::takes(&self.lanes, limit);
         let mut cursors: Vec<(LaneCursor, Epoch)> = self
             .lanes
             .iter()
-            .filter(|(_, lane)| !lane.leaving)
+            .filter(|(id, lane)| self.has_room(**id, lane))
             .map(|(id, lane)| (cursor(*id, lane, take, sweep), lane.epoch))
             .collect();
         self.reader.turn = (self.reader.turn + 1) % cursors.len();
@@ -389,7 +395,7 @@ impl Pipeline {
             self.reader.next = now;
             return;
         }
-        let hungry = self.lanes.values().any(|lane| lane.hungry && !lane.leaving);
+        let hungry = self.lanes.iter().any(|(id, lane)| lane.hungry && self.has_room(*id, lane));
         self.reader.pause = if found > 0 || now < self.reader.expecting {
             timing.poll_min
         } else {

@@ -78,6 +78,8 @@ pub(crate) struct Known {
     claims: VecDeque<Vec<u32>>,
     claim: u32,
     unsettled: usize,
+    /// Unsettled events by lane.
+    by_lane: Vec<usize>,
     queued: usize,
     bytes: usize,
 }
@@ -101,6 +103,7 @@ impl Known {
             claims: VecDeque::new(),
             claim: 0,
             unsettled: 0,
+            by_lane: Vec::new(),
             queued: 0,
             bytes: 0,
         }
@@ -109,6 +112,11 @@ impl Known {
     /// Events that are not settled.
     pub(crate) fn unsettled(&self) -> usize {
         self.unsettled
+    }
+
+    /// Events of a lane that are not settled.
+    pub(crate) fn unsettled_of(&self, lane: LaneId) -> usize {
+        self.by_lane.get(usize::from(lane)).copied().unwrap_or(0)
     }
 
     /// Events that wait for their turn.
@@ -182,7 +190,7 @@ impl Known {
     pub(crate) fn insert(&mut self, event: Event) -> Handle {
         let aggregate = self.aggregate_of(&event);
         let bytes = u32::try_from(event.size()).unwrap_or(u32::MAX);
-        let position = event.position();
+        let (position, lane) = (event.position(), event.lane());
         let slot = Slot {
             event,
             stage: Stage::Queued,
@@ -210,8 +218,7 @@ impl Known {
             claim.push(at);
         }
         self.aggregates[aggregate as usize].members += 1;
-        self.unsettled += 1;
-        self.bytes += bytes as usize;
+        self.count_in(lane, bytes);
         self.enqueue(at);
         self.handle(at)
     }
@@ -321,10 +328,10 @@ impl Known {
         let slot = self.slot_mut(handle.at);
         debug_assert_eq!(slot.stage, Stage::Judged);
         slot.stage = Stage::Settled;
-        let (aggregate, closes, bytes) = (slot.aggregate, slot.closes, slot.bytes);
+        let (aggregate, closes) = (slot.aggregate, slot.closes);
+        let (lane, bytes) = (slot.event.lane(), slot.bytes);
         slot.closes = false;
-        self.unsettled -= 1;
-        self.bytes -= bytes as usize;
+        self.count_out(lane, bytes);
         if closes {
             self.open_one(aggregate);
         }
@@ -519,8 +526,7 @@ impl Known {
         self.by_position.remove(&slot.event.position());
         self.free_slots.push(at);
         if slot.stage != Stage::Settled {
-            self.unsettled -= 1;
-            self.bytes -= slot.bytes as usize;
+            self.count_out(slot.event.lane(), slot.bytes);
         }
         let aggregate = &mut self.aggregates[slot.aggregate as usize];
         aggregate.members -= 1;
@@ -534,6 +540,22 @@ impl Known {
             }
             self.free_aggregates.push(slot.aggregate);
         }
+    }
+
+    fn count_in(&mut self, lane: LaneId, bytes: u32) {
+        let lane = usize::from(lane);
+        if self.by_lane.len() <= lane {
+            self.by_lane.resize(lane + 1, 0);
+        }
+        self.by_lane[lane] += 1;
+        self.unsettled += 1;
+        self.bytes += bytes as usize;
+    }
+
+    fn count_out(&mut self, lane: LaneId, bytes: u32) {
+        self.by_lane[usize::from(lane)] -= 1;
+        self.unsettled -= 1;
+        self.bytes -= bytes as usize;
     }
 
     fn handle(&self, at: u32) -> Handle {
@@ -718,7 +740,8 @@ mod tests {
                 known.forget(handle);
             }
             known.drop_queued(0);
-            prop_assert_eq!((known.unsettled(), known.queued(), known.bytes()), (0, 0, 0));
+            prop_assert_eq!((known.unsettled(), known.unsettled_of(0)), (0, 0));
+            prop_assert_eq!((known.queued(), known.bytes()), (0, 0));
             prop_assert!(!known.has_ready());
             prop_assert!(known.by_hash.is_empty());
         }
