@@ -19,12 +19,12 @@ const EVENTS: usize = 200;
 /// Longer than the default: SQLite's lock has no queue, and these processes do nothing but fight for it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What each child process does: one event a transaction, each after a read in the same transaction.
+/// What each child process does: one event a transaction, each after a read in the same transaction. By itself, without
+/// the variable that its parent sets, it has nothing to do.
 #[tokio::test]
-#[ignore = "a child of four_processes_write_while_two_relays_settle"]
 async fn child() {
-    let config = SqliteConfig::new(std::env::var(FILE).expect("the parent sets it"))
-        .with_busy_timeout(PATIENCE);
+    let Ok(file) = std::env::var(FILE) else { return };
+    let config = SqliteConfig::new(file).with_busy_timeout(PATIENCE);
     let pool = SqlitePool::connect_with(config.connect_options()).await.unwrap();
     let outbox = SqliteOutbox::new(pool, &config).unwrap();
     let aggregate = std::process::id().to_string();
@@ -44,7 +44,7 @@ async fn four_processes_write_while_two_relays_settle() {
         let children: Vec<_> = (0..PROCESSES)
             .map(|_| {
                 Command::new(std::env::current_exe().unwrap())
-                    .args(["--exact", "child", "--ignored"])
+                    .args(["--exact", "child"])
                     .env(FILE, &fixture.config.file)
                     .stdout(Stdio::null())
                     .spawn()
