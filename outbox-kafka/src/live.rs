@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, RwLock, TryLockError};
 use std::time::Duration;
 
-use outbox_core::{Failure, FailureClass, PublishError};
+use outbox_core::{Failure, PublishError};
 use rdkafka::ClientConfig;
 use rdkafka::error::KafkaError;
 use rdkafka::producer::{BaseRecord, Producer as _, PurgeConfig, ThreadedProducer};
+use tokio::sync::watch;
 
 use crate::context::Context;
 use crate::error;
@@ -22,6 +23,8 @@ pub(crate) struct Live {
     producer: RwLock<Option<ThreadedProducer<Context>>>,
     context: OnceLock<Arc<Context>>,
     closing: AtomicBool,
+    /// Whether it is closed, for those who wait for it.
+    ended: watch::Sender<bool>,
     /// How often the publisher had abandoned its messages when this producer was made.
     era: u64,
     /// For a producer that sends each message in a batch of its own: how many it is to confirm before it has done its work.
@@ -41,6 +44,7 @@ impl Live {
             producer: RwLock::new(None),
             context: OnceLock::new(),
             closing: AtomicBool::new(false),
+            ended: watch::Sender::new(false),
             era,
             single,
             suspects: OnceLock::new(),
@@ -103,10 +107,16 @@ impl Live {
         self.suspects.get().copied()
     }
 
+    /// Returns when the producer is closed: nothing more will be heard of its messages. Cancel safe.
+    pub(crate) async fn ended(&self) {
+        let mut ended = self.ended.subscribe();
+        let _ = ended.wait_for(|ended| *ended).await;
+    }
+
     /// Ends the producer: what is queued or in flight is thrown away and the connections are closed. Afterwards nothing
-    /// can be sent any more, and every open message has got the verdict `failure`. Blocks for about a second. Waits
-    /// for a close that runs already.
-    pub(crate) fn close(&self, failure: &Failure) {
+    /// can be sent any more, and every open message has got the verdict `failure`; without one they stay open. Blocks for
+    /// about a second. Waits for a close that runs already.
+    pub(crate) fn close(&self, failure: Option<&Failure>) {
         self.closing.store(true, Ordering::Release);
         let mut place = self.producer.write().expect("no panic while it is locked");
         if let Some(producer) = place.take() {
@@ -117,6 +127,7 @@ impl Live {
                 self.suspects.get_or_init(|| unknown);
             }
             self.context().slots.end(failure);
+            self.ended.send_replace(true);
         }
     }
 
@@ -125,7 +136,7 @@ impl Live {
         if self.closing.swap(true, Ordering::AcqRel) {
             return;
         }
-        let close = move || self.close(&failure);
+        let close = move || self.close(Some(&failure));
         std::thread::Builder::new()
             .name("outbox-kafka-close".to_owned())
             .spawn(close)
@@ -155,7 +166,7 @@ impl Live {
 impl Drop for Live {
     fn drop(&mut self) {
         if self.context.get().is_some() {
-            self.close(&Failure::new(FailureClass::Unavailable, "the publisher was dropped"));
+            self.close(None);
         }
     }
 }

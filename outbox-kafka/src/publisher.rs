@@ -22,7 +22,7 @@ use crate::wire;
 const CHUNK: usize = 256;
 /// Pause before a full queue is tried again.
 const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(2);
-/// Producers made per [`REPLACEMENT_PERIOD`].
+/// Producers that may break per [`REPLACEMENT_PERIOD`].
 const MAX_REPLACEMENTS: usize = 20;
 const REPLACEMENT_PERIOD: Duration = Duration::from_secs(60);
 /// Time for the cluster to answer [`Publisher::check`].
@@ -36,13 +36,13 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 /// - `Permanent`: the message is larger than [`KafkaConfig::max_message_bytes`] or the topic allows, was written before 1970,
 ///   its topic's name is against Kafka's rules, or the broker finds the record invalid.
 /// - `Refused`: the topic is missing, not permitted, or refuses by a policy of its own.
-/// - `Unavailable`: the producer was closed while the message was open, by [`abandon`](Publisher::abandon) or after a fatal
-///   error. It may have been written.
+/// - `Unavailable`: the producer broke while the message was open, or before it was sent. In the first case it may have been
+///   written.
 /// - `Unsent`: one before it in its aggregate could not be handed over, or goes to another topic.
 /// - `Transient`: the broker gave a code that says nothing of the above.
 ///
-/// While the cluster cannot be reached there is no verdict: the producer keeps trying, in order, until the relay
-/// abandons it.
+/// While the cluster cannot be reached there is no verdict: the producer keeps trying, in order, until it is
+/// abandoned. What was abandoned gets no verdict either: it may have been written, and it will not be any more.
 ///
 /// # Order
 ///
@@ -63,8 +63,8 @@ pub struct KafkaPublisher {
 struct Shared {
     client: ClientConfig,
     live: Mutex<Arc<Live>>,
-    /// When the latest producers were made. Locked while one is made or abandoned.
-    made: Mutex<VecDeque<Instant>>,
+    /// When the latest producers broke. Locked while one is replaced or abandoned.
+    broken: Mutex<VecDeque<Instant>>,
     /// How often the messages were abandoned.
     abandons: AtomicU64,
 }
@@ -82,7 +82,7 @@ impl KafkaPublisher {
             shared: Arc::new(Shared {
                 client,
                 live,
-                made: Mutex::default(),
+                broken: Mutex::default(),
                 abandons: AtomicU64::new(0),
             }),
             turn: tokio::sync::Mutex::new(()),
@@ -90,23 +90,28 @@ impl KafkaPublisher {
         })
     }
 
-    async fn hand_over(&self, batch: &Batch) {
+    /// Hands the messages to a producer; `None` when it took none of them.
+    async fn hand_over(&self, batch: &Batch) -> Option<Arc<Live>> {
         let mut call = Call { batch, next: 0, open: None };
         let era = self.shared.era();
         let _turn = self.turn.lock().await;
         loop {
             let live = match self.live(era).await {
                 Ok(live) => live,
-                Err(failure) => return call.refuse_rest(&failure),
+                Err(failure) => {
+                    call.refuse_rest(&failure);
+                    return None;
+                }
             };
             let Some(slot) = live.context().slots.open(batch) else { continue };
             call.open = Some((live.clone(), slot));
             let closed = call.send(&live, slot).await.is_err();
             if !closed {
-                return;
+                return Some(live);
             }
             if call.next > 0 || !live.context().slots.withdraw(slot, batch) {
-                return call.refuse_rest(&closed_early());
+                call.refuse_rest(&closed_early());
+                return Some(live);
             }
             // The producer broke before it took anything of this call: the next one will.
             call.open = None;
@@ -134,8 +139,12 @@ impl Publisher for KafkaPublisher {
             return;
         }
         let settled = async {
-            self.hand_over(&batch).await;
-            batch.all_settled().await;
+            if let Some(live) = self.hand_over(&batch).await {
+                tokio::select! {
+                    () = batch.all_settled() => {}
+                    () = live.ended() => {}
+                }
+            }
         };
         // Past the deadline nothing is known: the messages stay open, and their reports may still come.
         let _ = tokio::time::timeout(self.delivery_deadline, settled).await;
@@ -185,26 +194,29 @@ impl Shared {
     fn abandon(&self) {
         // First: a producer that is made from now on serves no call from before.
         self.abandons.fetch_add(1, Ordering::SeqCst);
-        let _making = lock(&self.made);
-        self.live().close(&abandoned());
+        let _replacing = lock(&self.broken);
+        self.live().close(None);
     }
 
     /// Makes a producer in place of one that is closed. Blocks.
     fn replace(&self) -> Result<Arc<Live>, Failure> {
-        let mut made = lock(&self.made);
+        let mut broken = lock(&self.broken);
         let old = self.live();
         if old.is_usable() {
             return Ok(old);
         }
-        old.close(&closed_early());
-        made.retain(|made| made.elapsed() < REPLACEMENT_PERIOD);
-        if made.len() >= MAX_REPLACEMENTS {
-            return Err(Failure::new(
-                FailureClass::Unavailable,
-                format!("the kafka producer broke {MAX_REPLACEMENTS} times within a minute"),
-            ));
+        old.close(Some(&closed_early()));
+        // One that was abandoned did not break.
+        if old.era() == self.era() {
+            broken.retain(|broken| broken.elapsed() < REPLACEMENT_PERIOD);
+            if broken.len() >= MAX_REPLACEMENTS {
+                return Err(Failure::new(
+                    FailureClass::Unavailable,
+                    format!("the kafka producer broke {MAX_REPLACEMENTS} times within a minute"),
+                ));
+            }
+            broken.push_back(Instant::now());
         }
-        made.push_back(Instant::now());
         let live = Live::open(&self.client, self.era(), old.suspects())
             .map_err(|error| Failure::new(FailureClass::Unavailable, error.to_string()))?;
         *lock(&self.live) = live.clone();
@@ -322,10 +334,7 @@ fn not_taken(code: Code, topic: &str) -> Failure {
 }
 
 fn abandoned() -> Failure {
-    Failure::new(
-        FailureClass::Unavailable,
-        "the message was abandoned before kafka confirmed it; it may have been written",
-    )
+    Failure::new(FailureClass::Unavailable, "the message was abandoned before it was sent")
 }
 
 fn unsent() -> Failure {

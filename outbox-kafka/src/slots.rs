@@ -113,8 +113,8 @@ impl Slots {
         self.table().confirmed
     }
 
-    /// Ends all calls: no report will come any more, and no call is opened.
-    pub(crate) fn end(&self, failure: &Failure) {
+    /// Ends all calls: no report will come any more, and no call is opened. What is open gets the verdict `failure`, or none.
+    pub(crate) fn end(&self, failure: Option<&Failure>) {
         let slots = {
             let mut table = self.table();
             table.ended = true;
@@ -122,7 +122,9 @@ impl Slots {
             std::mem::take(&mut table.slots)
         };
         for slot in slots.into_iter().flatten() {
-            slot.batch.refuse_open(failure);
+            if let Some(failure) = failure {
+                slot.batch.refuse_open(failure);
+            }
         }
     }
 
@@ -192,7 +194,7 @@ mod tests {
         let open = batch(2);
         let a = slots.open(&open).unwrap();
         slots.confirm(a.opaque(0));
-        slots.end(&gone());
+        slots.end(Some(&gone()));
         assert_eq!(open.verdict(0), Some(Verdict::Confirmed));
         assert_eq!(open.verdict(1), Some(Verdict::Failed(gone())));
         assert_eq!(slots.open(&batch(1)), None);

@@ -1,6 +1,8 @@
 //! Brokers, messages and a reader for the tests of this crate.
 #![allow(dead_code, clippy::unwrap_used, unreachable_pub)]
 
+pub mod proxy;
+
 use std::time::Duration;
 
 use outbox_core::{
@@ -11,6 +13,7 @@ use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Headers, Message as _};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
@@ -188,27 +191,31 @@ fn read(bootstrap: &str, topic: &str) -> Vec<Stored> {
         .set("bootstrap.servers", bootstrap)
         .set("group.id", random("reader"))
         .set("enable.auto.commit", "false")
+        .set("enable.partition.eof", "true")
         .create()
         .unwrap();
     let metadata = consumer.fetch_metadata(Some(topic), LIMIT).unwrap();
-    let partitions = metadata.topics()[0].partitions().len() as i32;
+    let mut unread = metadata.topics()[0].partitions().len();
+    assert!(unread > 0, "topic {topic} is there");
     let mut assignment = TopicPartitionList::new();
-    let mut ends = Vec::new();
-    for partition in 0..partitions {
-        let (low, high) = consumer.fetch_watermarks(topic, partition, LIMIT).unwrap();
-        if low < high {
-            assignment.add_partition_offset(topic, partition, Offset::Offset(low)).unwrap();
-            ends.push((partition, high));
-        }
+    for partition in 0..unread as i32 {
+        assignment.add_partition_offset(topic, partition, Offset::Beginning).unwrap();
     }
     consumer.assign(&assignment).unwrap();
     let mut all = Vec::new();
-    while !ends.is_empty() {
-        let message = consumer.poll(LIMIT).expect("the log has more").unwrap();
-        let at = (message.partition(), message.offset() + 1);
-        all.push(Stored::new(&message));
-        ends.retain(|end| *end != at);
+    while unread > 0 {
+        match consumer.poll(LIMIT).expect("each partition has an end") {
+            Ok(message) => all.push(Stored::new(&message)),
+            Err(KafkaError::PartitionEOF(_)) => unread -= 1,
+            // The brokers are on their way up.
+            Err(error) if error.rdkafka_error_code().is_some_and(is_passing) => {}
+            Err(error) => panic!("{error}"),
+        }
     }
     all.sort_by_key(|stored| stored.partition);
     all
+}
+
+fn is_passing(code: RDKafkaErrorCode) -> bool {
+    matches!(code, RDKafkaErrorCode::BrokerTransportFailure | RDKafkaErrorCode::AllBrokersDown)
 }
