@@ -291,6 +291,7 @@ pub(crate) struct Names {
     pub(crate) archive_rest: String,
     pub(crate) meta: String,
     pub(crate) inbox: String,
+    plain_schema: String,
     table: String,
 }
 
@@ -308,13 +309,24 @@ impl Names {
             archive_rest: name("_archive_default"),
             meta: name("_meta"),
             inbox: name("_inbox"),
+            plain_schema: schema.to_owned(),
             table: table.to_owned(),
         }
     }
 
+    /// The schema's name as the catalogue has it.
+    pub(crate) fn plain_schema(&self) -> &str {
+        &self.plain_schema
+    }
+
+    /// A table's name as the catalogue has it.
+    pub(crate) fn plain(&self, suffix: &str) -> String {
+        format!("{}{suffix}", self.table)
+    }
+
     /// The quoted name of an index, which carries no schema where it is created.
     pub(crate) fn index(&self, suffix: &str) -> String {
-        quote(&format!("{}{suffix}", self.table))
+        quote(&self.plain(suffix))
     }
 }
 

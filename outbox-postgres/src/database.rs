@@ -185,7 +185,10 @@ fn settings(config: &PostgresConfig) -> [(&'static str, String); 6] {
 }
 
 fn connect_options(config: &PostgresConfig) -> PgConnectOptions {
-    let connect = config.connect.clone();
+    let mut connect = config.connect.clone();
+    if connect.get_application_name().is_none() {
+        connect = connect.application_name("outbox");
+    }
     if config.pooled {
         connect.statement_cache_capacity(0).extra_float_digits(None)
     } else {

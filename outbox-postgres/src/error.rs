@@ -35,7 +35,9 @@ fn classify(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
             Unavailable,
             "no connection within the connect timeout: the server is down or out of reach, or the pool is too small",
         ),
-        sqlx::Error::Tls(_) => (Misconfigured, "TLS failed: look at sslmode and sslrootcert"),
+        sqlx::Error::Tls(_) => (Misconfigured, TLS),
+        // So rustls reports a certificate that it does not trust.
+        sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::InvalidData => (Misconfigured, TLS),
         sqlx::Error::Configuration(_) => (Misconfigured, "a connect option is wrong"),
         sqlx::Error::ColumnNotFound(_)
         | sqlx::Error::ColumnIndexOutOfBounds { .. }
@@ -48,6 +50,8 @@ fn classify(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
         _ => (Unavailable, ""),
     }
 }
+
+const TLS: &str = "TLS failed: look at sslmode and sslrootcert";
 
 fn by_sqlstate(code: &str, message: &str) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{Misconfigured, Rejected, Unavailable};

@@ -4,10 +4,13 @@
 //! |---|---|
 //! | `config.rs` | [`PostgresConfig`]: every setting, with unit and default |
 //! | `schema.rs` | [`Schema`]: the tables as printable SQL, `migrate`, `check`, `adopt` |
+//! | `drift.rs` | what `check` compares, column by column |
 //! | `writer.rs` | [`PostgresOutbox`]: `append` in the application's own transaction |
 //! | `store.rs` | [`PostgresStore`]: leases, claim, settle and probe for the relay |
 //! | `row.rs` | how a row of a claim becomes an event |
-//! | `sql.rs` | every statement, in the order in which an event meets it; `sql/ddl.rs` the tables |
+//! | `dead.rs` | [`DeadLetters`]: list, requeue and discard, for operators |
+//! | `inbox.rs` | [`PostgresInbox`]: the consumer's side |
+//! | `sql.rs` | every statement, in the order in which an event meets it; `sql/ddl.rs` the tables, `sql/catalog.rs` what is there |
 //! | `database.rs` | how a statement is run: deadline, no session state behind a pooler |
 //! | `error.rs` | which SQLSTATE means what for the caller |
 //!
@@ -15,7 +18,10 @@
 
 mod config;
 mod database;
+mod dead;
+mod drift;
 mod error;
+mod inbox;
 mod row;
 mod schema;
 mod sql;
@@ -23,6 +29,9 @@ mod store;
 mod writer;
 
 pub use config::{InvalidConfig, Keep, PayloadType, PostgresConfig};
+pub use dead::{DeadLetter, DeadLetterFilter, DeadLetters};
+pub use drift::Drift;
+pub use inbox::PostgresInbox;
 pub use schema::Schema;
 pub use store::PostgresStore;
 pub use writer::PostgresOutbox;

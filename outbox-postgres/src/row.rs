@@ -42,11 +42,7 @@ impl<'a> ClaimRow<'a> {
             aggregate_type: bytes(row, 3)?,
             aggregate_id: bytes(row, 4)?,
             event_type: bytes(row, 5)?,
-            payload: bytes(row, 6)?.map(|bytes| match payload {
-                // The binary form of jsonb is a version byte and the value's text.
-                PayloadType::Jsonb => bytes.get(1..).unwrap_or_default(),
-                _ => bytes,
-            }),
+            payload: self::payload(row, 6, payload)?,
             headers: bytes(row, 7)?,
             created_at_micros: micros(bytes(row, 8)?),
             attempts: int4(bytes(row, 9)?).unwrap_or_default(),
@@ -138,7 +134,21 @@ fn text<'a>(column: &str, bytes: Option<&'a [u8]>, fault: &mut String) -> Option
     text.ok()
 }
 
-fn bytes(row: &PgRow, column: usize) -> Result<Option<&[u8]>, sqlx::Error> {
+/// The payload's bytes.
+pub(crate) fn payload(
+    row: &PgRow,
+    column: usize,
+    payload: PayloadType,
+) -> Result<Option<&[u8]>, sqlx::Error> {
+    Ok(bytes(row, column)?.map(|bytes| match payload {
+        // The binary form of jsonb is a version byte and the value's text.
+        PayloadType::Jsonb => bytes.get(1..).unwrap_or_default(),
+        _ => bytes,
+    }))
+}
+
+/// A column's bytes in PostgreSQL's binary form.
+pub(crate) fn bytes(row: &PgRow, column: usize) -> Result<Option<&[u8]>, sqlx::Error> {
     use sqlx::ValueRef as _;
     let value = row.try_get_raw(column)?;
     if value.is_null() {
@@ -160,7 +170,7 @@ fn int8(bytes: Option<&[u8]>) -> Option<i64> {
 }
 
 /// Microseconds since 1970; infinite times are none.
-fn micros(bytes: Option<&[u8]>) -> Option<i64> {
+pub(crate) fn micros(bytes: Option<&[u8]>) -> Option<i64> {
     match int8(bytes)? {
         i64::MIN | i64::MAX => None,
         since_2000 => since_2000.checked_add(EPOCH_2000),

@@ -7,6 +7,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
 use crate::config::PostgresConfig;
 use crate::database::Database;
+use crate::drift::{self, Drift};
 use crate::sql::ddl;
 
 /// The tables of one outbox.
@@ -56,6 +57,30 @@ impl Schema {
         self.create(true).await
     }
 
+    /// Compares the tables with what they should be, column by column; nothing is changed. Empty is well.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when the database is a copy of another one, or a replica; `Unavailable` when it does not answer.
+    pub async fn check(&self) -> Result<Vec<Drift>, StoreError> {
+        let config = self.config.clone();
+        let (refusal, drift) = self
+            .database
+            .transaction("check", move |connection| {
+                Box::pin(async move {
+                    let survey = one(connection, ddl::survey(&config)).await?;
+                    let mut drift = drift::find(connection, &config).await?;
+                    if survey.try_get("ours")? {
+                        return Ok((identity(connection, &config).await?, drift));
+                    }
+                    drift.push(Drift::missing(&config.names().meta));
+                    Ok((None, drift))
+                })
+            })
+            .await?;
+        refusal.map_or(Ok(drift), |refusal| Err(self.refused(&refusal)))
+    }
+
     async fn create(&self, adopt: bool) -> Result<(), StoreError> {
         let config = self.config.clone();
         let refusal = self
@@ -80,16 +105,14 @@ impl Schema {
         refusal.map_or(Ok(()), |refusal| Err(self.refused(&refusal)))
     }
 
-    /// Refuses a database that this outbox does not belong to, and returns the number of lanes.
+    /// Refuses a database that is not as it should be, and returns the number of lanes.
     pub(crate) async fn require(&self) -> Result<u16, StoreError> {
-        let config = self.config.clone();
-        let refusal = self
-            .database
-            .run("look at", move |connection| {
-                Box::pin(async move { identity(connection, &config).await })
-            })
-            .await?;
-        refusal.map_or(Ok(self.config.lanes), |refusal| Err(self.refused(&refusal)))
+        let drift = self.check().await?;
+        if drift.is_empty() {
+            return Ok(self.config.lanes);
+        }
+        let list = drift.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        Err(self.refused(&list))
     }
 
     fn refused(&self, reason: &str) -> StoreError {

@@ -2,6 +2,7 @@
 //!
 //! The texts are built once per store, from quoted names. `{live}`, `{lanes}` and so on stand for the tables.
 
+pub(crate) mod catalog;
 pub(crate) mod ddl;
 
 use std::sync::Arc;
@@ -432,4 +433,68 @@ fn backlog(names: &Names, types: Types) -> String {
 
 fn plain_size(table: &str) -> String {
     format!("coalesce(pg_total_relation_size(to_regclass({})), 0)", crate::config::literal(table))
+}
+
+/// The statements of operators on the dead letters.
+#[derive(Debug)]
+pub(crate) struct DeadStatements {
+    pub(crate) list: Arc<str>,
+    pub(crate) requeue: Arc<str>,
+    pub(crate) discard: Arc<str>,
+}
+
+impl DeadStatements {
+    pub(crate) fn new(config: &PostgresConfig) -> Self {
+        let names = config.names();
+        Self {
+            list: list_dead(&names).into(),
+            requeue: requeue(&names).into(),
+            discard: discard(&names).into(),
+        }
+    }
+}
+
+/// `$1` after, `$2` since and `$3` until in microseconds since 1970, `$4` aggregate type, `$5` aggregate id, `$6` event
+/// type, `$7` text in the reason, `$8` limit; null is any.
+fn list_dead(Names { dead, .. }: &Names) -> String {
+    format!(
+        "select entry, id, aggregatetype, aggregateid, type, payload, headers, attempts, reason, created_at, died_at
+           from {dead}
+          where entry > $1
+            and ($2::int8 is null or died_at >= timestamptz 'epoch' + $2 * interval '1 microsecond')
+            and ($3::int8 is null or died_at < timestamptz 'epoch' + $3 * interval '1 microsecond')
+            and ($4::text is null or aggregatetype = $4) and ($5::text is null or aggregateid = $5)
+            and ($6::text is null or type = $6)
+            and ($7::text is null or strpos(lower(reason), lower($7)) > 0)
+          order by entry limit $8"
+    )
+}
+
+/// A dead letter goes back, due at once. `$1` entry. Of two operators one waits for the other and then finds nothing.
+///
+/// It keeps its position, and so holds what was written after it; unless somebody else has that position, or will have
+/// (`truncate … restart identity` makes positions repeat), when the application's own insert would fail.
+fn requeue(Names { live, dead, .. }: &Names) -> String {
+    let sequence =
+        format!("pg_get_serial_sequence({}, 'position')::regclass", crate::config::literal(live));
+    let columns = "id, aggregatetype, aggregateid, type, payload, headers, created_at";
+    format!(
+        "with taken as (delete from {dead} where entry = $1 returning *)
+         insert into {live} (position, {columns}, attempts, due_at, last_error) overriding system value
+         select case when t.position > coalesce(pg_sequence_last_value({sequence}), 0)
+                       or exists (select from {live} o where o.position = t.position)
+                     then nextval({sequence}) else t.position end,
+                {columns}, greatest(attempts, 1), clock_timestamp(), reason
+           from taken t"
+    )
+}
+
+/// A dead letter goes for good. `$1` entry.
+fn discard(Names { dead, .. }: &Names) -> String {
+    format!("delete from {dead} where entry = $1")
+}
+
+/// A consumer marks an event as seen. `$1` consumer, `$2` event id. Of two transactions one waits for the other.
+pub(crate) fn first_seen(Names { inbox, .. }: &Names) -> String {
+    format!("insert into {inbox} (consumer, event_id) values ($1, $2) on conflict do nothing")
 }

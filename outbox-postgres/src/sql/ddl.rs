@@ -121,12 +121,12 @@ pub(crate) fn create(config: &PostgresConfig) -> Vec<String> {
         ),
         format!(
             "create table if not exists {dead} (
+  entry bigint generated always as identity primary key,
   {event},
   reason text,
   died_at timestamptz not null default clock_timestamp()
 )"
         ),
-        format!("create index if not exists {} on {dead} (id)", names.index("_dead_id")),
         format!("create index if not exists {} on {dead} (died_at)", names.index("_dead_died_at")),
         format!(
             "create table if not exists {archive} (

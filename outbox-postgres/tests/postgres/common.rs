@@ -53,6 +53,18 @@ impl Outbox {
         Self { config, pool, url }
     }
 
+    /// The same database with other settings.
+    pub(crate) fn reconfigured(
+        &self,
+        settings: impl FnOnce(PostgresConfig) -> PostgresConfig,
+    ) -> Self {
+        Self {
+            config: settings(self.config.clone()),
+            pool: self.pool.clone(),
+            url: self.url.clone(),
+        }
+    }
+
     pub(crate) fn schema(&self) -> Schema {
         Schema::new(self.config.clone())
     }
@@ -72,8 +84,26 @@ impl Outbox {
         tx.commit().await.unwrap();
     }
 
+    /// A session of its own, in which a transaction can stay open.
+    pub(crate) async fn session(&self) -> PgConnection {
+        PgConnection::connect(&self.url).await.unwrap()
+    }
+
     pub(crate) async fn execute(&self, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
+    }
+
+    /// Returns once a session of this database waits for a lock.
+    pub(crate) async fn wait_for_lock_waiter(&self) {
+        let waiting = "select count(*) from pg_stat_activity
+                        where datname = current_database() and wait_event_type = 'Lock'";
+        for _ in 0..1000 {
+            if self.number(waiting).await > 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("nobody waits for a lock");
     }
 
     pub(crate) async fn count(&self, table: &str) -> i64 {
@@ -158,4 +188,9 @@ pub(crate) fn settlements(worker: &Worker, epoch: Epoch, events: &[Event]) -> Se
     let mut settlements = Settlements::new(worker.clone());
     settlements.lanes = lanes.into_iter().map(|lane| (lane, epoch)).collect();
     settlements
+}
+
+/// Runs statements of a session.
+pub(crate) async fn run(session: &mut PgConnection, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(session).await.unwrap();
 }

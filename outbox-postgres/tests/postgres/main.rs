@@ -1,4 +1,13 @@
 //! The adapter on real servers: one file for each subject, one binary for all.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
+mod claim;
 mod common;
-mod store;
+mod connection;
+mod dead;
+mod inbox;
+mod leases;
+mod probe;
+mod schema;
+mod settle;
+mod writer;

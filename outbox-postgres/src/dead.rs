@@ -1,0 +1,186 @@
+//! Dead letters, for operators.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use outbox_core::StoreError;
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+use uuid::Uuid;
+
+use crate::config::{PayloadType, PostgresConfig};
+use crate::database::Database;
+use crate::row;
+use crate::sql::DeadStatements;
+
+/// The events that were given up: look at them, send them again, or drop them.
+#[derive(Debug)]
+pub struct DeadLetters {
+    database: Database,
+    statements: DeadStatements,
+    payload: PayloadType,
+}
+
+/// An event that was given up.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DeadLetter {
+    /// Names this dead letter; rises in the order in which they died and is never used again.
+    pub entry: i64,
+    /// The event's id, which it keeps when it is sent again.
+    pub id: Uuid,
+    /// The kind of aggregate.
+    pub aggregate_type: String,
+    /// The aggregate; `None` is an unordered event.
+    pub aggregate_id: Option<String>,
+    /// The event's type.
+    pub event_type: String,
+    /// The payload; `None` is a tombstone.
+    pub payload: Option<Bytes>,
+    /// The event's headers as one flat JSON object.
+    pub headers: Option<String>,
+    /// Attempts that were counted, at least 1.
+    pub attempts: u32,
+    /// Why it was given up.
+    pub reason: String,
+    /// When the event was written.
+    pub created_at: SystemTime,
+    /// When it was given up.
+    pub died_at: SystemTime,
+}
+
+/// Which dead letters to list: those that meet every condition given.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DeadLetterFilter {
+    /// Entries above this one: the last of the page before. Default: 0.
+    pub after: i64,
+    /// At most so many. Default: 100.
+    pub limit: u32,
+    /// Died at or after this time.
+    pub since: Option<SystemTime>,
+    /// Died before this time.
+    pub until: Option<SystemTime>,
+    /// Of this aggregate type.
+    pub aggregate_type: Option<String>,
+    /// Of this aggregate.
+    pub aggregate_id: Option<String>,
+    /// Of this event type.
+    pub event_type: Option<String>,
+    /// With this text in their reason, in upper or lower case.
+    pub text: Option<String>,
+}
+
+impl Default for DeadLetterFilter {
+    fn default() -> Self {
+        Self {
+            after: 0,
+            limit: 100,
+            since: None,
+            until: None,
+            aggregate_type: None,
+            aggregate_id: None,
+            event_type: None,
+            text: None,
+        }
+    }
+}
+
+impl DeadLetters {
+    /// The dead letters of the outbox that `config` names.
+    #[must_use]
+    pub fn new(config: &PostgresConfig) -> Self {
+        Self {
+            database: Database::new(config),
+            statements: DeadStatements::new(config),
+            payload: config.payload,
+        }
+    }
+
+    /// The dead letters that `filter` lets through, in the order of their death.
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be read.
+    pub async fn list(&self, filter: &DeadLetterFilter) -> Result<Vec<DeadLetter>, StoreError> {
+        let filter = filter.clone();
+        let list = self
+            .database
+            .query(&self.statements.list)
+            .bind(filter.after)
+            .bind(filter.since.map(micros))
+            .bind(filter.until.map(micros))
+            .bind(filter.aggregate_type)
+            .bind(filter.aggregate_id)
+            .bind(filter.event_type)
+            .bind(filter.text)
+            .bind(i64::from(filter.limit));
+        let payload = self.payload;
+        self.database
+            .run("list the dead letters of", move |connection| {
+                Box::pin(async move {
+                    let rows = list.fetch_all(connection).await?;
+                    rows.iter().map(|row| letter(row, payload)).collect()
+                })
+            })
+            .await
+    }
+
+    /// Sends a dead letter again: it goes back to the outbox with its id and its attempts, is due at once, and holds
+    /// the later events of its aggregate until it is delivered. `false` when somebody was faster.
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be written; nothing has changed then.
+    pub async fn requeue(&self, entry: i64) -> Result<bool, StoreError> {
+        let requeue = self.database.query(&self.statements.requeue).bind(entry);
+        self.database
+            .run("requeue a dead letter of", move |connection| {
+                Box::pin(async move { Ok(requeue.execute(connection).await?.rows_affected() == 1) })
+            })
+            .await
+    }
+
+    /// Drops a dead letter for good. `false` when somebody was faster.
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be written; nothing has changed then.
+    pub async fn discard(&self, entry: i64) -> Result<bool, StoreError> {
+        let discard = self.database.query(&self.statements.discard).bind(entry);
+        self.database
+            .run("discard a dead letter of", move |connection| {
+                Box::pin(async move { Ok(discard.execute(connection).await?.rows_affected() == 1) })
+            })
+            .await
+    }
+}
+
+fn letter(row: &PgRow, payload: PayloadType) -> Result<DeadLetter, sqlx::Error> {
+    let text = |column: usize| -> Result<Option<String>, sqlx::Error> {
+        Ok(row::bytes(row, column)?.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
+    };
+    let time = |column: usize| -> Result<SystemTime, sqlx::Error> {
+        let micros = row::micros(row::bytes(row, column)?).unwrap_or_default();
+        Ok(UNIX_EPOCH + Duration::from_micros(u64::try_from(micros).unwrap_or_default()))
+    };
+    Ok(DeadLetter {
+        entry: row.try_get(0)?,
+        id: row.try_get(1)?,
+        aggregate_type: text(2)?.unwrap_or_default(),
+        aggregate_id: text(3)?,
+        event_type: text(4)?.unwrap_or_default(),
+        payload: row::payload(row, 5, payload)?.map(Bytes::copy_from_slice),
+        headers: text(6)?,
+        attempts: u32::try_from(row.try_get::<i32, _>(7)?).unwrap_or_default(),
+        reason: text(8)?.unwrap_or_default(),
+        created_at: time(9)?,
+        died_at: time(10)?,
+    })
+}
+
+/// A time in microseconds since 1970; one before is long past.
+fn micros(time: SystemTime) -> i64 {
+    let since_1970 = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,130 @@
+//! Dead letters: listed, sent again, dropped.
+
+use std::time::{Duration, SystemTime};
+
+use outbox_core::{Dead, LaneCursor, Store as _};
+use outbox_postgres::{DeadLetterFilter, DeadLetters};
+
+use crate::common::{Outbox, delivered, event, everything, settlements, sole_owner, sorted};
+
+/// Appends one event for each key and gives all of them up.
+async fn with_dead(outbox: &Outbox, keys: &[&str]) {
+    let store = outbox.store();
+    let (worker, epoch) = sole_owner(&store).await;
+    let events: Vec<_> = keys.iter().map(|key| event(key, "{\"a\": 1}")).collect();
+    outbox.append(&events).await;
+    let events = sorted(&store.claim(&everything(16)).await.unwrap());
+    let mut verdicts = settlements(&worker, epoch, &events);
+    verdicts.dead = events
+        .iter()
+        .map(|event| Dead {
+            receipt: event.receipt(),
+            attempts: 3,
+            reason: format!("Broker refused {}", event.aggregate_id().unwrap()),
+        })
+        .collect();
+    store.settle(&verdicts).await.unwrap();
+    store.leave(&worker).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_list_meets_every_condition_and_pages() {
+    let outbox = Outbox::new().await;
+    with_dead(&outbox, &["a", "b", "c"]).await;
+    let letters = DeadLetters::new(&outbox.config);
+    let list = async |change: &dyn Fn(&mut DeadLetterFilter)| {
+        let mut filter = DeadLetterFilter::default();
+        change(&mut filter);
+        let keys = letters.list(&filter).await.unwrap().into_iter();
+        keys.map(|letter| letter.aggregate_id.unwrap()).collect::<String>()
+    };
+    let hour = Duration::from_secs(3600);
+    assert_eq!(list(&|_| ()).await, "abc");
+    assert_eq!(list(&|filter| filter.aggregate_id = Some("b".into())).await, "b");
+    assert_eq!(list(&|filter| filter.aggregate_type = Some("other".into())).await, "");
+    assert_eq!(list(&|filter| filter.event_type = Some("Created".into())).await, "abc");
+    assert_eq!(list(&|filter| filter.text = Some("REFUSED C".into())).await, "c");
+    assert_eq!(list(&|filter| filter.since = Some(SystemTime::now() + hour)).await, "");
+    assert_eq!(list(&|filter| filter.until = Some(SystemTime::now() + hour)).await, "abc");
+    assert_eq!(list(&|filter| filter.limit = 2).await, "ab");
+    let second = letters.list(&DeadLetterFilter::default()).await.unwrap()[1].clone();
+    assert_eq!(list(&|filter| filter.after = second.entry).await, "c");
+    assert_eq!(second.payload.as_deref(), Some(&b"{\"a\": 1}"[..]));
+    assert_eq!(second.attempts, 3);
+}
+
+/// B018: a requeued event keeps its id, is due at once and holds what came after it.
+#[tokio::test]
+async fn a_requeued_event_is_due_and_holds_its_aggregate() {
+    let outbox = Outbox::new().await;
+    with_dead(&outbox, &["a"]).await;
+    outbox.append(&[event("a", "2")]).await;
+    let letters = DeadLetters::new(&outbox.config);
+    let letter = letters.list(&DeadLetterFilter::default()).await.unwrap().remove(0);
+    assert!(letters.requeue(letter.entry).await.unwrap());
+    assert!(letters.list(&DeadLetterFilter::default()).await.unwrap().is_empty());
+
+    let store = outbox.store();
+    let (worker, epoch) = sole_owner(&store).await;
+    let claimed = sorted(&store.claim(&everything(16)).await.unwrap());
+    assert_eq!(claimed.len(), 1);
+    assert_eq!(claimed[0].id().as_uuid(), Some(letter.id));
+    assert_eq!((claimed[0].position(), claimed[0].attempts()), (1, 3));
+    assert!(claimed[0].holds_aggregate());
+    store.settle(&delivered(&worker, epoch, &claimed)).await.unwrap();
+    assert_eq!(store.claim(&everything(16)).await.unwrap().events.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_operators_at_one_letter_one_wins() {
+    let outbox = Outbox::new().await;
+    with_dead(&outbox, &["a"]).await;
+    let entry =
+        DeadLetters::new(&outbox.config).list(&DeadLetterFilter::default()).await.unwrap()[0].entry;
+    let mut tasks = Vec::new();
+    for n in 0..8 {
+        let letters = DeadLetters::new(&outbox.config);
+        tasks.push(tokio::spawn(async move {
+            if n % 2 == 0 {
+                letters.requeue(entry).await.unwrap()
+            } else {
+                letters.discard(entry).await.unwrap()
+            }
+        }));
+    }
+    let mut won = 0;
+    for task in tasks {
+        won += i32::from(task.await.unwrap());
+    }
+    assert_eq!(won, 1);
+    assert_eq!(outbox.count("outbox_dead").await, 0);
+}
+
+/// Positions start again after `truncate … restart identity`: the requeued row must not block the application's insert.
+#[tokio::test]
+async fn a_requeued_event_takes_nobodys_position() {
+    let outbox = Outbox::new().await;
+    with_dead(&outbox, &["a", "b", "c"]).await;
+    outbox.execute("truncate outbox restart identity").await;
+    outbox.append(&[event("x", "1")]).await;
+    let letters = DeadLetters::new(&outbox.config);
+    for letter in letters.list(&DeadLetterFilter::default()).await.unwrap() {
+        assert!(letters.requeue(letter.entry).await.unwrap());
+    }
+    outbox.append(&[event("x", "2"), event("x", "3")]).await;
+    assert_eq!(outbox.count("outbox").await, 6);
+}
+
+/// Two dead letters may have had one position.
+#[tokio::test]
+async fn repeated_positions_do_not_hurt_the_dead_letters() {
+    let outbox = Outbox::new().await;
+    with_dead(&outbox, &["a"]).await;
+    outbox.execute("truncate outbox restart identity").await;
+    with_dead(&outbox, &["b"]).await;
+    assert_eq!(outbox.count("outbox_dead where position = 1").await, 2);
+    let store = outbox.store();
+    let cursors = vec![LaneCursor { lane: 0, from: 0, read: 0, take: 1 }];
+    let request = outbox_core::ClaimRequest::new(crate::common::pipeline(), cursors, 1, 1);
+    assert!(store.claim(&request).await.unwrap().events.is_empty());
+}
