@@ -383,12 +383,13 @@ fn prefixed(columns: &str) -> String {
 /// The statement's snapshot, and with it the highest position, is older than its look at the locks. INSERT takes the
 /// table's lock before it draws a position and keeps it until it is visible: whoever drew one below the highest is either
 /// among the holders or visible to every statement that starts later. A subtransaction has an id of its own; snapshots name
-/// the oldest, the transaction's.
+/// the oldest, the transaction's. `order by … limit 1`, because a plan for `max(position)` that is cached while the table is
+/// empty reads the whole index (lane, position).
 fn probe(Names { live, .. }: &Names) -> String {
     let relation = crate::config::literal(live);
     format!(
         "select {SERVER} as server,
-                coalesce((select max(position) from {live} where position > $1), $1) as top,
+                coalesce((select position from {live} where position > $1 order by position desc limit 1), $1) as top,
                 pg_snapshot_xmax(pg_current_snapshot())::text::int8 as next,
                 coalesce(array_agg(w.writer), '{{}}') as writers,
                 coalesce(array_agg(w.xid), '{{}}') as xids
