@@ -1,9 +1,10 @@
-//! Dead letters, for operators.
+//! Dead letters and blocked heads, for operators.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use outbox_core::StoreError;
+use outbox_core::{Position, StoreError};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
@@ -14,6 +15,9 @@ use crate::row;
 use crate::sql::DeadStatements;
 
 /// The events that were given up: look at them, send them again, or drop them.
+///
+/// Under the policy `hold` an event that is given up stays in the outbox as the blocked head of its aggregate, which waits
+/// behind it: [`blocked`](Self::blocked) lists these.
 #[derive(Debug)]
 pub struct DeadLetters {
     database: Database,
@@ -47,6 +51,26 @@ pub struct DeadLetter {
     pub created_at: SystemTime,
     /// When it was given up.
     pub died_at: SystemTime,
+}
+
+/// An event that was given up and stays in the outbox, so that its aggregate waits.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct BlockedHead {
+    /// The event's position, which names it here.
+    pub position: Position,
+    /// The event's id.
+    pub id: Uuid,
+    /// The kind of aggregate.
+    pub aggregate_type: String,
+    /// The aggregate; `None` is an unordered event, which blocks nobody.
+    pub aggregate_id: Option<String>,
+    /// The event's type.
+    pub event_type: String,
+    /// Attempts that were counted, at least 1.
+    pub attempts: u32,
+    /// Why it was given up.
+    pub reason: String,
 }
 
 /// Which dead letters to list: those that meet every condition given.
@@ -133,12 +157,7 @@ impl DeadLetters {
     ///
     /// When the database cannot be written; nothing has changed then.
     pub async fn requeue(&self, entry: i64) -> Result<bool, StoreError> {
-        let requeue = self.database.query(&self.statements.requeue).bind(entry);
-        self.database
-            .run("requeue a dead letter of", move |connection| {
-                Box::pin(async move { Ok(requeue.execute(connection).await?.rows_affected() == 1) })
-            })
-            .await
+        self.change("requeue a dead letter of", &self.statements.requeue, entry).await
     }
 
     /// Drops a dead letter for good. `false` when somebody was faster.
@@ -147,13 +166,75 @@ impl DeadLetters {
     ///
     /// When the database cannot be written; nothing has changed then.
     pub async fn discard(&self, entry: i64) -> Result<bool, StoreError> {
-        let discard = self.database.query(&self.statements.discard).bind(entry);
+        self.change("discard a dead letter of", &self.statements.discard, entry).await
+    }
+
+    /// Up to `limit` blocked heads at positions above `after` (0 for the first page).
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be read.
+    pub async fn blocked(
+        &self,
+        after: Position,
+        limit: u32,
+    ) -> Result<Vec<BlockedHead>, StoreError> {
+        let list =
+            self.database.query(&self.statements.list_blocked).bind(after).bind(i64::from(limit));
         self.database
-            .run("discard a dead letter of", move |connection| {
-                Box::pin(async move { Ok(discard.execute(connection).await?.rows_affected() == 1) })
+            .run("list the blocked heads of", move |connection| {
+                Box::pin(
+                    async move { list.fetch_all(connection).await?.iter().map(head).collect() },
+                )
             })
             .await
     }
+
+    /// Sends a blocked head again: it is due at once, keeps its attempts, and holds its aggregate until it is
+    /// delivered. `false` when it is blocked no more.
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be written; nothing has changed then.
+    pub async fn unblock(&self, position: Position) -> Result<bool, StoreError> {
+        self.change("unblock a head of", &self.statements.unblock, position).await
+    }
+
+    /// Drops a blocked head for good, so that its aggregate goes on without it. `false` when it is blocked no more.
+    ///
+    /// # Errors
+    ///
+    /// When the database cannot be written; nothing has changed then.
+    pub async fn discard_blocked(&self, position: Position) -> Result<bool, StoreError> {
+        self.change("discard a blocked head of", &self.statements.discard_blocked, position).await
+    }
+
+    /// Runs a statement on one row; whether it was there.
+    async fn change(
+        &self,
+        action: &'static str,
+        statement: &Arc<str>,
+        key: i64,
+    ) -> Result<bool, StoreError> {
+        let change = self.database.query(statement).bind(key);
+        self.database
+            .run(action, move |connection| {
+                Box::pin(async move { Ok(change.execute(connection).await?.rows_affected() == 1) })
+            })
+            .await
+    }
+}
+
+fn head(row: &PgRow) -> Result<BlockedHead, sqlx::Error> {
+    Ok(BlockedHead {
+        position: row.try_get("position")?,
+        id: row.try_get("id")?,
+        aggregate_type: row.try_get("aggregatetype")?,
+        aggregate_id: row.try_get("aggregateid")?,
+        event_type: row.try_get("type")?,
+        attempts: u32::try_from(row.try_get::<i32, _>("attempts")?).unwrap_or_default(),
+        reason: row.try_get::<Option<_>, _>("last_error")?.unwrap_or_default(),
+    })
 }
 
 fn letter(row: &PgRow, payload: PayloadType) -> Result<DeadLetter, sqlx::Error> {

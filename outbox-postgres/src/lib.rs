@@ -8,7 +8,7 @@
 //! | `writer.rs` | [`PostgresOutbox`]: `append` in the application's own transaction |
 //! | `store.rs` | [`PostgresStore`]: leases, claim, settle and probe for the relay |
 //! | `row.rs` | how a row of a claim becomes an event |
-//! | `dead.rs` | [`DeadLetters`]: list, requeue and discard, for operators |
+//! | `dead.rs` | [`DeadLetters`]: what was given up, for operators |
 //! | `inbox.rs` | [`PostgresInbox`]: the consumer's side |
 //! | `sql.rs` | every statement, in the order in which an event meets it; `sql/ddl.rs` the tables, `sql/catalog.rs` what is there |
 //! | `database.rs` | how a statement is run: deadline, no session state behind a pooler |
@@ -29,7 +29,7 @@ mod store;
 mod writer;
 
 pub use config::{InvalidConfig, Keep, PayloadType, PostgresConfig};
-pub use dead::{DeadLetter, DeadLetterFilter, DeadLetters};
+pub use dead::{BlockedHead, DeadLetter, DeadLetterFilter, DeadLetters};
 pub use drift::Drift;
 pub use inbox::PostgresInbox;
 pub use schema::Schema;

@@ -425,7 +425,7 @@ fn backlog(names: &Names, types: Types) -> String {
                   where (o.due_at is null or o.due_at <= statement_timestamp()) {of_types}
                   order by o.position limit 1) as oldest,
                 (select count(*) from (select from {live} o
-                                        where o.due_at = 'infinity' and o.attempts > 0 {of_types} limit $1) b) as blocked,
+                                        where {BLOCKED} {of_types} limit $1) b) as blocked,
                 (select count(*) from (select from {dead} o where true {of_types} limit $1) d) as dead,
                 {size_live} as live_bytes, {size_dead} as dead_bytes,
                 {size_archive} as archive_bytes, {size_inbox} as inbox_bytes"
@@ -442,6 +442,9 @@ pub(crate) struct DeadStatements {
     pub(crate) list: Arc<str>,
     pub(crate) requeue: Arc<str>,
     pub(crate) discard: Arc<str>,
+    pub(crate) list_blocked: Arc<str>,
+    pub(crate) unblock: Arc<str>,
+    pub(crate) discard_blocked: Arc<str>,
 }
 
 impl DeadStatements {
@@ -451,6 +454,9 @@ impl DeadStatements {
             list: list_dead(&names).into(),
             requeue: requeue(&names).into(),
             discard: discard(&names).into(),
+            list_blocked: list_blocked(&names).into(),
+            unblock: unblock(&names).into(),
+            discard_blocked: discard_blocked(&names).into(),
         }
     }
 }
@@ -493,6 +499,27 @@ fn requeue(Names { live, dead, .. }: &Names) -> String {
 /// A dead letter goes for good. `$1` entry.
 fn discard(Names { dead, .. }: &Names) -> String {
     format!("delete from {dead} where entry = $1")
+}
+
+/// What says that a row is the blocked head of its aggregate.
+const BLOCKED: &str = "due_at = 'infinity' and attempts > 0";
+
+/// `$1` after, `$2` limit.
+fn list_blocked(Names { live, .. }: &Names) -> String {
+    format!(
+        "select position, id, aggregatetype, aggregateid, type, attempts, last_error from {live}
+          where {BLOCKED} and position > $1 order by position limit $2"
+    )
+}
+
+/// A blocked head is due at once. `$1` position.
+fn unblock(Names { live, .. }: &Names) -> String {
+    format!("update {live} set due_at = clock_timestamp() where position = $1 and {BLOCKED}")
+}
+
+/// A blocked head goes for good. `$1` position.
+fn discard_blocked(Names { live, .. }: &Names) -> String {
+    format!("delete from {live} where position = $1 and {BLOCKED}")
 }
 
 /// A consumer marks an event as seen. `$1` consumer, `$2` event id. Of two transactions one waits for the other.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use outbox_core::{
-    ClaimRequest, LaneCursor, LaneRead, NewEvent, Position, Retry, Store as _, StoreErrorKind,
-    TypeFilter,
+    ClaimRequest, Event, LaneCursor, LaneRead, NewEvent, Position, Retry, Store as _,
+    StoreErrorKind, TypeFilter,
 };
 use outbox_postgres::PostgresStore;
 
@@ -30,7 +30,7 @@ async fn only_a_waiting_event_holds_its_aggregate() {
     store.settle(&verdicts).await.unwrap();
     let positions = async || {
         let claimed = sorted(&store.claim(&everything(16)).await.unwrap());
-        claimed.iter().map(|event| event.position()).collect::<Vec<_>>()
+        claimed.iter().map(Event::position).collect::<Vec<_>>()
     };
     assert_eq!(positions().await, [2, 4]);
     outbox.execute("update outbox set due_at = clock_timestamp() where position = 1").await;
@@ -49,7 +49,7 @@ async fn a_due_row_comes_only_from_what_was_read() {
     let store = outbox.store();
     let due = async |read: Position| {
         let claimed = store.claim(&from(16, 9, read)).await.unwrap();
-        claimed.events.iter().map(|event| event.position()).collect::<Vec<_>>()
+        claimed.events.iter().map(Event::position).collect::<Vec<_>>()
     };
     assert!(due(1).await.is_empty());
     assert_eq!(due(2).await, [2]);
@@ -71,7 +71,7 @@ async fn excluded_rows_neither_come_nor_count() {
     let request =
         ClaimRequest::new(pipeline(), vec![cursor], 10, 1 << 20).excluding(vec![1, 2, 3, 5]);
     let claimed = store.claim(&request).await.unwrap();
-    let positions: Vec<_> = sorted(&claimed).iter().map(|event| event.position()).collect();
+    let positions: Vec<_> = sorted(&claimed).iter().map(Event::position).collect();
     assert_eq!(positions, [4, 6, 7]);
     assert_eq!(claimed.reads, [LaneRead::UpTo(7)]);
 }
@@ -101,7 +101,7 @@ async fn a_pipeline_gets_its_types_only() {
             let mut request = everything(16).excluding(exclude);
             request.pipeline = outbox_core::Pipeline::with_types("p", filter.clone()).unwrap();
             let claimed = sorted(&store.claim(&request).await.unwrap());
-            let came: String = claimed.iter().map(|event| event.aggregate_type()).collect();
+            let came: String = claimed.iter().map(Event::aggregate_type).collect();
             assert_eq!(came, expected, "{filter:?}");
         }
     }

@@ -128,3 +128,27 @@ async fn repeated_positions_do_not_hurt_the_dead_letters() {
     let request = outbox_core::ClaimRequest::new(crate::common::pipeline(), cursors, 1, 1);
     assert!(store.claim(&request).await.unwrap().events.is_empty());
 }
+
+/// B018: a blocked head goes on, or goes away, when an operator says so.
+#[tokio::test]
+async fn a_blocked_head_is_unblocked_or_discarded_once() {
+    let outbox = Outbox::new().await;
+    outbox.append(&[event("a", "1"), event("b", "2"), event("c", "3")]).await;
+    outbox
+        .execute(
+            "update outbox set due_at = 'infinity', attempts = 2, last_error = 'x' where position < 3;
+             update outbox set due_at = 'infinity' where position = 3",
+        )
+        .await;
+    let letters = DeadLetters::new(&outbox.config);
+    let blocked = letters.blocked(0, 10).await.unwrap();
+    let found: Vec<_> = blocked.iter().map(|head| (head.position, head.attempts)).collect();
+    assert_eq!(found, [(1, 2), (2, 2)]);
+    assert!(letters.unblock(1).await.unwrap() && !letters.unblock(1).await.unwrap());
+    assert!(
+        letters.discard_blocked(2).await.unwrap() && !letters.discard_blocked(2).await.unwrap()
+    );
+    assert!(!letters.discard_blocked(3).await.unwrap());
+    let claimed = sorted(&outbox.store().claim(&everything(16)).await.unwrap());
+    assert_eq!((claimed.len(), claimed[0].position(), claimed[0].attempts()), (1, 1, 2));
+}

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use outbox_core::{Due, EventId, NewEvent, Store as _, StoreErrorKind};
+use outbox_core::{Due, Event, EventId, NewEvent, Store as _, StoreErrorKind};
 use outbox_postgres::{PayloadType, PostgresOutbox};
 use sqlx::Acquire as _;
 use uuid::Uuid;
@@ -16,7 +16,7 @@ async fn positions_rise_in_the_order_of_the_slice() {
     let events: Vec<_> = (0..3000).map(|n| event(&format!("k{}", n * 7 % 31), "{}")).collect();
     outbox.append(&events).await;
     let claimed = sorted(&outbox.store().claim(&everything(16)).await.unwrap());
-    assert!(claimed.iter().map(|event| event.id()).eq(events.iter().map(NewEvent::id)));
+    assert!(claimed.iter().map(Event::id).eq(events.iter().map(NewEvent::id)));
 }
 
 /// H011: what is rolled back to a savepoint was never there.
@@ -79,7 +79,7 @@ async fn due_times_go_by_the_databases_clock() {
     ];
     outbox.append(&events).await;
     let claimed = sorted(&outbox.store().claim(&everything(16)).await.unwrap());
-    let positions: Vec<_> = claimed.iter().map(|event| event.position()).collect();
+    let positions: Vec<_> = claimed.iter().map(Event::position).collect();
     assert_eq!(positions, [2, 3, 6]);
     assert!(claimed[0].is_waiting() && !claimed[0].holds_aggregate());
     let near =
@@ -95,7 +95,7 @@ async fn with_unique_ids_the_second_append_changes_nothing() {
     let outbox = Outbox::with(|config| config.unique_id(true)).await;
     assert_eq!(outbox.schema().check().await.unwrap(), []);
     let first = event("a", "1");
-    outbox.append(&[first.clone()]).await;
+    outbox.append(std::slice::from_ref(&first)).await;
     outbox.append(&[first.clone(), event("a", "2"), first]).await;
     assert_eq!(outbox.count("outbox").await, 2);
 }

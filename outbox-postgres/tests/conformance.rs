@@ -1,0 +1,262 @@
+//! The contracts of store, writer and inbox: on PostgreSQL 15, on PostgreSQL 18, and behind pgbouncer in transaction mode,
+//! each with a json and a bytea payload.
+#![allow(clippy::unwrap_used, reason = "also in the harness")]
+
+use std::str::FromStr as _;
+use std::sync::Arc;
+
+use outbox_conformance::{
+    DeadLetter, InboxHarness, InboxTransaction, PayloadKind, StoreHarness, WriterTransaction,
+};
+use outbox_core::{EventId, NewEvent, Store, StoreError, async_trait};
+use outbox_postgres::{
+    DeadLetterFilter, DeadLetters, PayloadType, PostgresConfig, PostgresInbox, PostgresOutbox,
+    PostgresStore, Schema,
+};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres, Transaction};
+use tokio::sync::OnceCell;
+use uuid::Uuid;
+
+macro_rules! conformance {
+    ($module:ident, $server:literal, $pooled:literal, $payload:expr) => {
+        mod $module {
+            use super::*;
+
+            async fn harness() -> Harness {
+                Harness::new($server, $pooled, $payload).await
+            }
+
+            outbox_conformance::store_conformance!(harness);
+        }
+    };
+}
+
+conformance!(postgres_15_json, "OUTBOX_TEST_POSTGRES_URL", false, PayloadType::Json);
+conformance!(postgres_15_bytea, "OUTBOX_TEST_POSTGRES_URL", false, PayloadType::Bytea);
+conformance!(postgres_18_json, "OUTBOX_TEST_POSTGRES_NEW_URL", false, PayloadType::Json);
+conformance!(postgres_18_bytea, "OUTBOX_TEST_POSTGRES_NEW_URL", false, PayloadType::Bytea);
+conformance!(pgbouncer_json, "OUTBOX_TEST_PGBOUNCER_URL", true, PayloadType::Json);
+conformance!(pgbouncer_bytea, "OUTBOX_TEST_PGBOUNCER_URL", true, PayloadType::Bytea);
+
+mod inbox {
+    use super::*;
+
+    async fn harness() -> Harness {
+        Harness::new("OUTBOX_TEST_POSTGRES_NEW_URL", false, PayloadType::Json).await
+    }
+
+    outbox_conformance::inbox_conformance!(harness);
+}
+
+/// A schema of its own in a database that all tests of one server share, because making a database takes longer than most
+/// tests.
+struct Harness {
+    config: PostgresConfig,
+    payload: PayloadType,
+    store: Arc<PostgresStore>,
+    letters: DeadLetters,
+    /// The application's own connections.
+    pool: PgPool,
+    /// The schema, and the application name of the store under test.
+    name: String,
+}
+
+impl Harness {
+    async fn new(server: &str, pooled: bool, payload: PayloadType) -> Self {
+        let url = database(server).await;
+        let name = format!("kit_{}", Uuid::new_v4().simple());
+        let options = PgConnectOptions::from_str(&url).unwrap();
+        let cache = if pooled { 0 } else { 100 };
+        let pool =
+            PgPoolOptions::new().connect_lazy_with(options.clone().statement_cache_capacity(cache));
+        let config = PostgresConfig::with_options(options.application_name(&name))
+            .schema(&name)
+            .unwrap()
+            .payload(payload)
+            .pooled(pooled)
+            .pool_size(3);
+        Schema::new(config.clone()).migrate().await.unwrap();
+        Self {
+            store: Arc::new(PostgresStore::new(config.clone())),
+            letters: DeadLetters::new(&config),
+            config,
+            payload,
+            pool,
+            name,
+        }
+    }
+
+    async fn transaction(&self) -> HarnessTransaction {
+        HarnessTransaction {
+            transaction: self.pool.begin().await.unwrap(),
+            outbox: PostgresOutbox::new(&self.config),
+            inbox: PostgresInbox::new(&self.config),
+        }
+    }
+
+    async fn execute(&self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
+    }
+}
+
+/// The shared database on this server, new for each run.
+async fn database(server: &str) -> String {
+    static SERVERS: [OnceCell<String>; 3] = [const { OnceCell::const_new() }; 3];
+    let cell = match server {
+        "OUTBOX_TEST_POSTGRES_URL" => &SERVERS[0],
+        "OUTBOX_TEST_POSTGRES_NEW_URL" => &SERVERS[1],
+        _ => &SERVERS[2],
+    };
+    cell.get_or_init(|| async {
+        let url = std::env::var(server).unwrap_or_else(|_| {
+            panic!("{server} is not set: run the tests with `cargo xtask test`, which starts the servers")
+        });
+        let name = format!("outbox_kit_{}", Uuid::new_v4().simple());
+        let mut connection = PgConnection::connect(&url).await.unwrap();
+        let create = format!("create database {name} template template0");
+        sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
+        let (base, _) = url.rsplit_once('/').unwrap();
+        format!("{base}/{name}")
+    })
+    .await
+    .clone()
+}
+
+#[async_trait]
+impl StoreHarness for Harness {
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+
+    async fn second_store(&self) -> Arc<dyn Store> {
+        Arc::new(PostgresStore::new(self.config.clone()))
+    }
+
+    async fn begin(&self) -> Box<dyn WriterTransaction> {
+        Box::new(self.transaction().await)
+    }
+
+    async fn dead(&self) -> Vec<DeadLetter> {
+        let mut all = DeadLetterFilter::default();
+        all.limit = 10_000;
+        let letters = self.letters.list(&all).await.unwrap().into_iter();
+        letters
+            .map(|letter| DeadLetter {
+                id: letter.id.into(),
+                aggregate_type: letter.aggregate_type,
+                aggregate_id: letter.aggregate_id,
+                event_type: letter.event_type,
+                payload: letter.payload.map(|payload| payload.to_vec()),
+                headers: letter.headers,
+                attempts: letter.attempts,
+                reason: letter.reason,
+            })
+            .collect()
+    }
+
+    async fn requeue(&self, id: &EventId) -> Option<bool> {
+        let id = id.as_uuid().unwrap();
+        let dead = self.letters.list(&DeadLetterFilter::default()).await.unwrap();
+        if let Some(letter) = dead.iter().find(|letter| letter.id == id) {
+            return Some(self.letters.requeue(letter.entry).await.unwrap());
+        }
+        let blocked = self.letters.blocked(0, 10_000).await.unwrap();
+        match blocked.iter().find(|head| head.id == id) {
+            Some(head) => Some(self.letters.unblock(head.position).await.unwrap()),
+            None => Some(false),
+        }
+    }
+
+    async fn insert_bad_row(&self) -> Option<()> {
+        let insert = format!(
+            "insert into {}.outbox (aggregatetype, aggregateid, type, created_at)
+             values ('order', 'bad', 'Changed', 'infinity')",
+            self.name
+        );
+        self.execute(&insert).await;
+        Some(())
+    }
+
+    async fn open_transactions(&self) -> Option<u64> {
+        let open = format!(
+            "select count(*) from pg_stat_activity
+              where application_name = '{}' and (xact_start is not null or state like 'idle in%')",
+            self.name
+        );
+        let open: i64 = sqlx::query_scalar(AssertSqlSafe(open))
+            .persistent(false)
+            .fetch_one(&mut *self.pool.begin().await.unwrap())
+            .await
+            .unwrap();
+        Some(open.cast_unsigned())
+    }
+
+    async fn break_connections(&self) -> Option<()> {
+        let end = format!(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity
+              where application_name = '{}' and pid <> pg_backend_pid()",
+            self.name
+        );
+        self.execute(&end).await;
+        Some(())
+    }
+
+    fn payload_kind(&self) -> PayloadKind {
+        match self.payload {
+            PayloadType::Json => PayloadKind::Json,
+            _ => PayloadKind::Bytes,
+        }
+    }
+}
+
+#[async_trait]
+impl InboxHarness for Harness {
+    async fn begin(&self) -> Box<dyn InboxTransaction> {
+        Box::new(self.transaction().await)
+    }
+}
+
+struct HarnessTransaction {
+    transaction: Transaction<'static, Postgres>,
+    outbox: PostgresOutbox,
+    inbox: PostgresInbox,
+}
+
+#[async_trait]
+impl WriterTransaction for HarnessTransaction {
+    async fn append(&mut self, events: &[NewEvent]) -> Result<(), StoreError> {
+        self.outbox.append(&mut self.transaction, events).await
+    }
+
+    async fn savepoint(&mut self) {
+        sqlx::raw_sql("savepoint kit").execute(&mut *self.transaction).await.unwrap();
+    }
+
+    async fn rollback_to_savepoint(&mut self) {
+        sqlx::raw_sql("rollback to kit").execute(&mut *self.transaction).await.unwrap();
+    }
+
+    async fn commit(self: Box<Self>) {
+        self.transaction.commit().await.unwrap();
+    }
+
+    async fn rollback(self: Box<Self>) {
+        self.transaction.rollback().await.unwrap();
+    }
+}
+
+#[async_trait]
+impl InboxTransaction for HarnessTransaction {
+    async fn first_seen(&mut self, consumer: &str, event_id: &str) -> Result<bool, StoreError> {
+        self.inbox.first_seen(&mut self.transaction, consumer, event_id).await
+    }
+
+    async fn commit(self: Box<Self>) {
+        self.transaction.commit().await.unwrap();
+    }
+
+    async fn rollback(self: Box<Self>) {
+        self.transaction.rollback().await.unwrap();
+    }
+}
