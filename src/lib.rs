@@ -62,3 +62,8 @@ pub use outbox_kafka as kafka;
 pub use outbox_postgres as postgres;
 #[cfg(feature = "sqlite")]
 pub use outbox_sqlite as sqlite;
+
+/// The program in the README compiles.
+#[cfg(all(doctest, feature = "postgres", feature = "kafka"))]
+#[doc = include_str!("../README.md")]
+mod readme {}
