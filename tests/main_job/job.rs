@@ -22,7 +22,7 @@ pub(crate) struct Job {
     workload: Workload,
     /// Transactions released so far.
     released: usize,
-    relays: [RelayProcess; 2],
+    pub(crate) relays: [RelayProcess; 2],
     faults: Vec<Fault>,
     logs: PathBuf,
 }
@@ -55,22 +55,29 @@ impl Job {
         self.workload.written(self.released).await;
     }
 
-    /// Makes this many transactions, and does something to the relays in the middle of them that may repeat up to `window`
+    /// Makes this many transactions, and does something in the middle of them that may repeat up to `window`
     /// events.
     pub(crate) async fn write_through(
         &mut self,
         name: &'static str,
         window: usize,
         transactions: usize,
-        fault: impl AsyncFnOnce(&mut [RelayProcess; 2]),
+        fault: impl AsyncFnOnce(&mut Self),
     ) {
         self.released += transactions;
         self.workload.release(transactions);
         self.workload.written(self.released - transactions / 2).await;
         let from_ms = now_ms();
-        fault(&mut self.relays).await;
+        fault(self).await;
         self.faults.push(Fault { name, from_ms, until_ms: now_ms(), window });
         self.workload.written(self.released).await;
+    }
+
+    /// Returns when this many events are pending.
+    pub(crate) async fn pending(&self, events: usize) {
+        while self.database.ids("outbox").await.len() < events {
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Ends the writers, waits until nothing is pending, stops the relays, and compares.

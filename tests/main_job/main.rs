@@ -37,24 +37,27 @@ fn crashes_a_freeze_and_a_broker_restart_lose_nothing_and_keep_every_order() {
         let kafka = Kafka::start();
         let mut job = Job::start(&postgres.url(), &kafka.bootstrap(), lease).await;
         job.write(portion).await;
-        job.write_through("first kill", WINDOW, portion, async |relays| {
-            relays[0].kill9();
-            relays[0].start_again();
+        job.write_through("kill", WINDOW, portion, async |job| {
+            job.relays[0].kill9();
+            job.relays[0].start_again();
         })
         .await;
-        job.write_through("freeze", WINDOW, portion, async |relays| {
-            relays[1].freeze();
+        job.write_through("freeze", WINDOW, portion, async |job| {
+            job.relays[1].freeze();
             tokio::time::sleep(lease + lease / 2).await;
-            relays[1].thaw();
+            job.relays[1].thaw();
         })
         .await;
         job.write_through("broker restart", BOTH_WINDOWS, portion, async |_| {
             tokio::task::block_in_place(|| kafka.restart());
         })
         .await;
-        job.write_through("second kill", WINDOW, portion, async |relays| {
-            relays[0].kill9();
-            relays[0].start_again();
+        job.write_through("kill with much in flight", WINDOW, portion, async |job| {
+            kafka.freeze();
+            job.pending(portion / 4).await;
+            job.relays[0].kill9();
+            kafka.thaw();
+            job.relays[0].start_again();
         })
         .await;
         job.write(transactions - 5 * portion).await;
@@ -71,9 +74,9 @@ fn without_faults_every_event_arrives_exactly_once() {
         let kafka = server("OUTBOX_TEST_KAFKA_BOOTSTRAP");
         let mut job = Job::start(&postgres, &kafka, Duration::from_secs(30)).await;
         job.write(transactions / 2).await;
-        job.write_through("clean stop", 0, transactions / 2, async |relays| {
-            tokio::task::block_in_place(|| relays[0].stop());
-            relays[0].start_again();
+        job.write_through("clean stop", 0, transactions / 2, async |job| {
+            tokio::task::block_in_place(|| job.relays[0].stop());
+            job.relays[0].start_again();
         })
         .await;
         job.finish().await.assert_clean();

@@ -110,7 +110,7 @@ pub(crate) struct Report {
     pub(crate) violations: Vec<Violation>,
     /// Distinct committed events that arrived.
     pub(crate) delivered: usize,
-    /// Repeats by the fault that explains them, in the order of the faults.
+    /// Repeats by fault, in the order of the faults; a repeat that several explain counts for the first of them.
     pub(crate) repeats: Vec<(&'static str, usize)>,
 }
 
