@@ -1,7 +1,8 @@
-//! The workspace keeps its shape: who may depend on whom.
+//! The workspace keeps its shape: who may depend on whom, which file is where, what each document says.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -20,6 +21,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("xtask", &[]),
 ];
+
+const STORES: &[&str] = &["outbox-postgres", "outbox-sqlite"];
+const STORE_FILES: &[&str] =
+    &["lib", "config", "error", "sql", "row", "writer", "store", "schema", "inbox"];
+const PUBLISHERS: &[&str] = &["outbox-kafka"];
+const PUBLISHER_FILES: &[&str] = &["lib", "config", "error", "publisher"];
 
 #[test]
 fn crates_depend_only_downwards() {
@@ -54,6 +61,45 @@ fn nothing_depends_on_the_benchmark() {
 fn no_crate_can_be_published_by_accident() {
     for package in packages() {
         assert_eq!(package.json["publish"], serde_json::json!([]), "{}", package.name);
+    }
+}
+
+#[test]
+fn adapters_have_the_same_files_so_that_reading_one_teaches_all() {
+    let stores = STORES.iter().map(|adapter| (adapter, STORE_FILES));
+    let publishers = PUBLISHERS.iter().map(|adapter| (adapter, PUBLISHER_FILES));
+    for (adapter, names) in stores.chain(publishers) {
+        for name in names {
+            let file = root().join(adapter).join("src").join(name).with_extension("rs");
+            assert!(file.is_file(), "{} is missing", file.display());
+        }
+    }
+}
+
+#[test]
+fn the_readme_names_every_example() {
+    let readme = read(&root().join("README.md"));
+    let examples = files(&root().join("examples"));
+    assert!(!examples.is_empty());
+    for example in examples {
+        let name = example.file_name().unwrap().to_string_lossy().into_owned();
+        assert!(readme.contains(&name), "README.md does not name examples/{name}");
+    }
+}
+
+#[test]
+fn every_decision_record_has_context_decision_and_consequences() {
+    let records: Vec<PathBuf> = files(&root().join("docs/adr"))
+        .into_iter()
+        .filter(|file| is_numbered(&file.file_name().unwrap().to_string_lossy()))
+        .collect();
+    assert!(!records.is_empty());
+    for record in records {
+        let text = read(&record);
+        for heading in ["## Context", "## Decision", "## Consequences"] {
+            let has = text.lines().any(|line| line.trim_end() == heading);
+            assert!(has, "{} lacks the heading {heading}", record.display());
+        }
     }
 }
 
@@ -104,4 +150,20 @@ fn packages() -> Vec<Package> {
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries =
+        fs::read_dir(folder).unwrap_or_else(|e| panic!("cannot read {}: {e}", folder.display()));
+    entries.map(|entry| entry.expect("a readable folder").path()).collect()
+}
+
+fn read(file: &Path) -> String {
+    fs::read_to_string(file).unwrap_or_else(|e| panic!("cannot read {}: {e}", file.display()))
+}
+
+/// `0001-lanes.md`, but not `template.md`.
+fn is_numbered(name: &str) -> bool {
+    let digits = name.bytes().take_while(u8::is_ascii_digit).count();
+    digits == 4 && name[digits..].starts_with('-') && name.ends_with(".md")
 }
