@@ -1,12 +1,13 @@
 //! Lanes: leases are extended, lanes taken and handed over, and lost without harm.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::known::Stage;
 use super::pipeline::{Pipeline, Reply};
 use super::reading::Lane;
 use super::sharing::fair_share;
-use crate::{LaneId, Leases, StoreError, StoreErrorKind};
+use crate::{Epoch, LaneId, Leases, StoreError, StoreErrorKind};
 
 /// When the lease was extended, and when it is next.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub(super) struct Keeper {
     steady: bool,
     /// Until when lanes that leave may wait for their open messages.
     patience: Option<Duration>,
+    /// Lanes given back, and the epoch under which they were ours: a heartbeat that was on its way may still list them.
+    given: BTreeMap<LaneId, Epoch>,
 }
 
 /// A lane whose owners died this often in a row is worked on one event at a time, each counted before it is sent.
@@ -29,7 +32,14 @@ const HUNGRY: Duration = Duration::from_secs(1);
 
 impl Keeper {
     pub(super) fn new(now: Duration) -> Self {
-        Self { next: now, out: false, until: now, steady: true, patience: None }
+        Self {
+            next: now,
+            out: false,
+            until: now,
+            steady: true,
+            patience: None,
+            given: BTreeMap::new(),
+        }
     }
 }
 
@@ -120,6 +130,9 @@ impl Pipeline {
             return;
         }
         for owned in &leases.lanes {
+            if self.keeper.given.get(&owned.lane).is_some_and(|given| owned.epoch <= *given) {
+                continue;
+            }
             self.lanes.entry(owned.lane).or_insert_with(|| {
                 self.telemetry.lease_changed("taken");
                 self.reader.look_now(now);
@@ -203,7 +216,9 @@ impl Pipeline {
         }
         for id in &drained {
             self.known.drop_lane(*id);
-            self.lanes.remove(id);
+            if let Some(lane) = self.lanes.remove(id) {
+                self.keeper.given.insert(*id, lane.epoch);
+            }
             self.telemetry.lease_changed("given");
         }
         self.telemetry.lanes_owned.set(self.lanes.len() as f64);
@@ -215,6 +230,7 @@ impl Pipeline {
         if let Err(error) = result {
             self.store_failed("release", &error);
             // The next heartbeat shows them again, and they leave again.
+            self.keeper.given.clear();
             self.keeper.next = self.keeper.next.min(now + HUNGRY);
         }
     }
