@@ -452,6 +452,13 @@ pub enum LaneRead {
     UpTo(Position),
 }
 
+impl LaneRead {
+    /// Whether something below this position may not have been looked at.
+    pub(crate) fn is_short_of(self, position: Position) -> bool {
+        matches!(self, Self::UpTo(read) if read < position)
+    }
+}
+
 /// Who writes to the table.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]

@@ -198,7 +198,8 @@ impl Pipeline {
             sweep,
             lanes: cursors,
             safe: self.watermark.safe(),
-            top: self.watermark.top(),
+            // Without probes nothing tells how far the table goes; but behind its end there is nothing.
+            top: if self.watermark_is_probed() { self.watermark.top() } else { Position::MAX },
             aside: self.watermark.aside(),
             forget: std::mem::take(&mut self.reader.settled),
             started: now,
@@ -326,6 +327,10 @@ impl Pipeline {
             let Some(at) = at else { continue };
             if !event.is_waiting() {
                 last[at] = last[at].max(event.position());
+            } else if !event.holds_aggregate() && claimed.reads[at].is_short_of(event.position()) {
+                // A scheduled event that became visible late, like predecessors of it that did not fit: they go first.
+                self.lanes.entry(event.lane()).and_modify(|lane| lane.rewind(event.position()));
+                continue;
             }
             if !self.known.contains(event.position()) {
                 if out.sweep && !event.is_waiting() {
