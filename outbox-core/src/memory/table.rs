@@ -269,12 +269,25 @@ impl Table {
         blocked.map(|row| row.due_at = now).is_some()
     }
 
-    /// Removes a dead letter or a blocked head for good.
+    /// Removes a dead letter or a blocked head for good. The hold of a blocked head passes to the event behind it: the relay
+    /// has read past that one, and must see it before it sees what is written from now on.
     pub(super) fn discard(&mut self, id: &EventId) -> bool {
-        let before = (self.dead.len(), self.rows.len());
+        let dead = self.dead.len();
         self.dead.retain(|(row, _)| row.id() != id);
-        self.rows.retain(|_, row| row.id() != id || !row.is_blocked());
-        before != (self.dead.len(), self.rows.len())
+        let blocked = self.rows.values().find(|row| row.id() == id && row.is_blocked());
+        let Some(at) = blocked.map(|row| (row.lane(), row.position())) else {
+            return self.dead.len() < dead;
+        };
+        let now = Some(self.now());
+        let head = self.rows.remove(&at);
+        let next = self.rows.range_mut(at..).map(|(_, row)| row).find(|row| {
+            let same = head.as_ref().is_some_and(|head| head.aggregate() == row.aggregate());
+            same && row.aggregate().is_some() && (row.due_at.is_none() || row.holds())
+        });
+        if let Some(next) = next.filter(|row| !row.holds()) {
+            (next.attempts, next.due_at) = (1, now);
+        }
+        true
     }
 
     /// The table's clock, in microseconds since 1970. It stands and moves with tokio's.
