@@ -157,6 +157,7 @@ impl Publisher for MemoryPublisher {
             }
         }
         tokio::select! {
+            biased;
             () = call.batch.all_settled() => {}
             () = call.is_abandoned() => {}
         }
@@ -276,6 +277,7 @@ impl Call {
         let mut queue = queue.into_iter();
         while let Some(slow) = queue.next() {
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(delay) => {}
                 () = self.is_abandoned() => return,
             }
