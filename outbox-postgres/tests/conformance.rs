@@ -68,8 +68,9 @@ impl Harness {
         let name = format!("kit_{}", Uuid::new_v4().simple());
         let options = PgConnectOptions::from_str(&url).unwrap();
         let cache = if pooled { 0 } else { 100 };
-        let pool =
-            PgPoolOptions::new().connect_lazy_with(options.clone().statement_cache_capacity(cache));
+        // Behind the pooler a session keeps the name of the client before, unless the next one has a name too.
+        let application = options.clone().application_name("kit").statement_cache_capacity(cache);
+        let pool = PgPoolOptions::new().connect_lazy_with(application);
         let config = PostgresConfig::with_options(options.application_name(&name))
             .schema(&name)
             .unwrap()
@@ -194,8 +195,7 @@ impl StoreHarness for Harness {
 
     async fn break_connections(&self) -> Option<()> {
         let end = format!(
-            "select pg_terminate_backend(pid, 5000) from pg_stat_activity
-              where application_name = '{}' and pid <> pg_backend_pid()",
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = '{}'",
             self.name
         );
         self.execute(&end).await;
