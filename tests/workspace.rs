@@ -17,7 +17,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("outbox", &["outbox-core", "outbox-postgres", "outbox-sqlite", "outbox-kafka"]),
     (
         "outbox-bench",
-        &["outbox", "outbox-core", "outbox-postgres", "outbox-sqlite", "outbox-kafka"],
+        &["outbox", "outbox-core", "outbox-postgres", "outbox-sqlite", "outbox-kafka", "xtask"],
     ),
     ("xtask", &[]),
 ];
