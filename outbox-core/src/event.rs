@@ -1,9 +1,8 @@
 //! An event as the relay reads it, and the buffer in which a store hands a claim over.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use bytes::{Bytes, BytesMut};
 
 use crate::EventId;
 use crate::store::{LaneId, Position};
@@ -15,13 +14,19 @@ use crate::store::{LaneId, Position};
 /// [`Event::detach`] gives a copy of its own.
 #[derive(Clone)]
 pub struct Event {
+    row: Row,
+    buffers: Arc<Buffers>,
+}
+
+/// What an event has of its own.
+#[derive(Clone, Debug)]
+struct Row {
     position: Position,
     created_at: i64,
     lane: LaneId,
     waiting: bool,
     attempts: u32,
     id: EventId,
-    buffer: Bytes,
     aggregate_type: Span,
     aggregate_id: Span,
     event_type: Span,
@@ -30,107 +35,114 @@ pub struct Event {
     fault: Span,
 }
 
+/// What the events of a claim share. Texts stand apart, so that they are checked once and not at every look.
+#[derive(Debug, Default)]
+struct Buffers {
+    texts: String,
+    payloads: Vec<u8>,
+}
+
 impl Event {
     /// The event's place in the table: rises in the order in which writers drew it.
     #[must_use]
     pub fn position(&self) -> Position {
-        self.position
+        self.row.position
     }
 
     /// The lane to which the event belongs.
     #[must_use]
     pub fn lane(&self) -> LaneId {
-        self.lane
+        self.row.lane
     }
 
     /// Counted failed attempts so far.
     #[must_use]
     pub fn attempts(&self) -> u32 {
-        self.attempts
+        self.row.attempts
     }
 
     /// Whether the row carries a `due_at`: it was scheduled, or waits for a retry.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
-        self.waiting
+        self.row.waiting
     }
 
     /// Whether the row waits for a retry, and so holds the later events of its aggregate.
     #[must_use]
     pub fn holds_aggregate(&self) -> bool {
-        self.waiting && self.attempts > 0
+        self.row.waiting && self.row.attempts > 0
     }
 
     /// The event's identity.
     #[must_use]
     pub fn id(&self) -> &EventId {
-        &self.id
+        &self.row.id
     }
 
     /// What kind of aggregate the event is about; decides the destination.
     #[must_use]
     pub fn aggregate_type(&self) -> &str {
-        self.text(self.aggregate_type)
+        self.text(self.row.aggregate_type)
     }
 
     /// The aggregate that the event is about: the message's key. `None` is an unordered event.
     #[must_use]
     pub fn aggregate_id(&self) -> Option<&str> {
-        self.aggregate_id.exists().then(|| self.text(self.aggregate_id))
+        self.row.aggregate_id.exists().then(|| self.text(self.row.aggregate_id))
     }
 
     /// The event's type, with its version if it has one (`OrderCreated.v2`).
     #[must_use]
     pub fn event_type(&self) -> &str {
-        self.text(self.event_type)
+        self.text(self.row.event_type)
     }
 
     /// The payload's bytes as they stand in the table; `None` is a tombstone.
     #[must_use]
     pub fn payload(&self) -> Option<&[u8]> {
-        self.payload.exists().then(|| &self.buffer[self.payload.range()])
+        self.row.payload.exists().then(|| &self.buffers.payloads[self.row.payload.range()])
     }
 
     /// The event's own headers: one flat JSON object, as text.
     #[must_use]
     pub fn headers(&self) -> Option<&str> {
-        self.headers.exists().then(|| self.text(self.headers))
+        self.row.headers.exists().then(|| self.text(self.row.headers))
     }
 
     /// When the row was written, by the database's clock, in microseconds since 1970.
     #[must_use]
     pub fn created_at_micros(&self) -> i64 {
-        self.created_at
+        self.row.created_at
     }
 
     /// When the row was written, by the database's clock; a time before 1970 counts as 1970.
     #[must_use]
     pub fn created_at(&self) -> SystemTime {
-        UNIX_EPOCH + Duration::from_micros(u64::try_from(self.created_at).unwrap_or(0))
+        UNIX_EPOCH + Duration::from_micros(u64::try_from(self.row.created_at).unwrap_or(0))
     }
 
     /// Why the store could not read the row whole. Such an event is dead-lettered, never published.
     #[must_use]
     pub fn fault(&self) -> Option<&str> {
-        self.fault.exists().then(|| self.text(self.fault))
+        self.row.fault.exists().then(|| self.text(self.row.fault))
     }
 
     /// What settles this event at its store.
     #[must_use]
     pub fn receipt(&self) -> Receipt {
-        Receipt { lane: self.lane, position: self.position, id: self.id.clone() }
+        Receipt { lane: self.row.lane, position: self.row.position, id: self.row.id.clone() }
     }
 
     /// Bytes of texts and payload.
     #[must_use]
     pub fn size(&self) -> usize {
         [
-            self.aggregate_type,
-            self.aggregate_id,
-            self.event_type,
-            self.payload,
-            self.headers,
-            self.fault,
+            self.row.aggregate_type,
+            self.row.aggregate_id,
+            self.row.event_type,
+            self.row.payload,
+            self.row.headers,
+            self.row.fault,
         ]
         .iter()
         .map(|span| span.range().len())
@@ -142,37 +154,36 @@ impl Event {
     pub fn detach(&self) -> Self {
         let mut rows = EventRows::with_capacity(1, self.size());
         rows.push(&EventRow {
-            position: self.position,
-            lane: self.lane,
-            id: self.id.clone(),
+            position: self.row.position,
+            lane: self.row.lane,
+            id: self.row.id.clone(),
             aggregate_type: self.aggregate_type(),
             aggregate_id: self.aggregate_id(),
             event_type: self.event_type(),
             payload: self.payload(),
             headers: self.headers(),
-            created_at_micros: self.created_at,
-            attempts: self.attempts,
-            waiting: self.waiting,
+            created_at_micros: self.row.created_at,
+            attempts: self.row.attempts,
+            waiting: self.row.waiting,
             fault: self.fault(),
         });
         rows.finish().pop().expect("one row was pushed")
     }
 
     fn text(&self, span: Span) -> &str {
-        // Checked once, at the copy: only `&str` enters the buffer at these spans.
-        std::str::from_utf8(&self.buffer[span.range()]).expect("spans of texts hold UTF-8")
+        &self.buffers.texts[span.range()]
     }
 }
 
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Event")
-            .field("lane", &self.lane)
-            .field("position", &self.position)
-            .field("id", &self.id)
+            .field("lane", &self.row.lane)
+            .field("position", &self.row.position)
+            .field("id", &self.row.id)
             .field("aggregate_type", &self.aggregate_type())
             .field("event_type", &self.event_type())
-            .field("attempts", &self.attempts)
+            .field("attempts", &self.row.attempts)
             .finish_non_exhaustive()
     }
 }
@@ -217,18 +228,24 @@ pub struct EventRow<'a> {
     pub fault: Option<&'a str>,
 }
 
-/// Collects the rows of one claim into one buffer.
+/// Collects the rows of one claim into buffers that they share.
 #[derive(Debug, Default)]
 pub struct EventRows {
-    buffer: BytesMut,
-    events: Vec<Event>,
+    buffers: Buffers,
+    rows: Vec<Row>,
 }
 
 impl EventRows {
     /// Room for `events` rows of `bytes` in all; both grow as needed.
     #[must_use]
     pub fn with_capacity(events: usize, bytes: usize) -> Self {
-        Self { buffer: BytesMut::with_capacity(bytes), events: Vec::with_capacity(events) }
+        // Most of an event is its payload.
+        let texts = bytes / 3;
+        let buffers = Buffers {
+            texts: String::with_capacity(texts),
+            payloads: Vec::with_capacity(bytes - texts),
+        };
+        Self { buffers, rows: Vec::with_capacity(events) }
     }
 
     /// Copies one row in.
@@ -237,63 +254,65 @@ impl EventRows {
     ///
     /// When the rows of one claim exceed 4 GiB, which the byte budget of a claim rules out.
     pub fn push(&mut self, row: &EventRow<'_>) {
-        let event = Event {
+        let row = Row {
             position: row.position,
             created_at: row.created_at_micros,
             lane: row.lane,
             waiting: row.waiting,
             attempts: row.attempts,
             id: row.id.clone(),
-            buffer: Bytes::new(),
-            aggregate_type: self.copy(Some(row.aggregate_type.as_bytes())),
-            aggregate_id: self.copy(row.aggregate_id.map(str::as_bytes)),
-            event_type: self.copy(Some(row.event_type.as_bytes())),
-            payload: self.copy(row.payload),
-            headers: self.copy(row.headers.map(str::as_bytes)),
-            fault: self.copy(row.fault.map(str::as_bytes)),
+            aggregate_type: self.copy_text(Some(row.aggregate_type)),
+            aggregate_id: self.copy_text(row.aggregate_id),
+            event_type: self.copy_text(Some(row.event_type)),
+            payload: self.copy_payload(row.payload),
+            headers: self.copy_text(row.headers),
+            fault: self.copy_text(row.fault),
         };
-        self.events.push(event);
+        self.rows.push(row);
     }
 
     /// Rows so far.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.events.len()
+        self.rows.len()
     }
 
     /// Whether no row was pushed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.events.is_empty()
+        self.rows.is_empty()
     }
 
     /// Bytes copied so far.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.buffer.len()
+        self.buffers.texts.len() + self.buffers.payloads.len()
     }
 
     /// The events, in the order in which they were pushed.
     #[must_use]
     pub fn finish(self) -> Vec<Event> {
-        let buffer = self.buffer.freeze();
-        let mut events = self.events;
-        for event in &mut events {
-            event.buffer = buffer.clone();
-        }
-        events
+        let buffers = Arc::new(self.buffers);
+        let with_buffers = |row| Event { row, buffers: buffers.clone() };
+        self.rows.into_iter().map(with_buffers).collect()
     }
 
-    fn copy(&mut self, bytes: Option<&[u8]>) -> Span {
-        let Some(bytes) = bytes else { return Span::NULL };
-        let start = self.buffer.len();
-        self.buffer.extend_from_slice(bytes);
-        let at = |index: usize| u32::try_from(index).expect("a claim holds less than 4 GiB");
-        Span { start: at(start), end: at(self.buffer.len()) }
+    fn copy_text(&mut self, text: Option<&str>) -> Span {
+        let Some(text) = text else { return Span::NULL };
+        let start = self.buffers.texts.len();
+        self.buffers.texts.push_str(text);
+        Span::new(start, self.buffers.texts.len())
+    }
+
+    fn copy_payload(&mut self, payload: Option<&[u8]>) -> Span {
+        let Some(payload) = payload else { return Span::NULL };
+        let start = self.buffers.payloads.len();
+        self.buffers.payloads.extend_from_slice(payload);
+        Span::new(start, self.buffers.payloads.len())
     }
 }
 
-/// A place in the claim's buffer; `start > end` stands for SQL NULL.
+/// A place in one of the claim's buffers; `start > end` stands for SQL NULL.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     start: u32,
@@ -302,6 +321,11 @@ struct Span {
 
 impl Span {
     const NULL: Self = Self { start: 1, end: 0 };
+
+    fn new(start: usize, end: usize) -> Self {
+        let at = |index: usize| u32::try_from(index).expect("a claim holds less than 4 GiB");
+        Self { start: at(start), end: at(end) }
+    }
 
     fn exists(self) -> bool {
         self.start <= self.end
@@ -350,9 +374,9 @@ mod tests {
         rows.push(&row());
         rows.push(&row());
         let events = rows.finish();
-        assert_eq!(events[0].buffer.as_ptr(), events[1].buffer.as_ptr());
+        assert_eq!(Arc::as_ptr(&events[0].buffers), Arc::as_ptr(&events[1].buffers));
         let detached = events[1].detach();
-        assert_ne!(detached.buffer.as_ptr(), events[0].buffer.as_ptr());
+        assert_ne!(Arc::as_ptr(&detached.buffers), Arc::as_ptr(&events[0].buffers));
         assert_eq!((detached.aggregate_type(), detached.event_type()), ("order", "Created"));
     }
 }
