@@ -210,13 +210,17 @@ impl Pipeline {
 
     /// What is known at or above where the claim starts, and everything that waits.
     fn excluded(&self, sweep: bool) -> Vec<Position> {
-        let from = |event: &Event| match self.lanes.get(&event.lane()) {
+        let from = |lane: LaneId| match self.lanes.get(&lane) {
             Some(lane) if !sweep => lane.from(),
             _ => 0,
         };
+        // While nobody writes, a claim starts above all that is known: the whole window need not be looked through.
+        if !self.known.reaches_above(from) {
+            return Vec::new();
+        }
         self.known
             .iter()
-            .filter(|(_, event, _)| event.is_waiting() || event.position() > from(event))
+            .filter(|(_, event, _)| event.is_waiting() || event.position() > from(event.lane()))
             .map(|(_, event, _)| event.position())
             .collect()
     }

@@ -77,6 +77,9 @@ pub(crate) struct Known {
     /// Slots by the claim that brought them: a claim's buffer is copied out of when it has grown old.
     claims: VecDeque<Vec<u32>>,
     claim: u32,
+    /// The highest position by lane, of what is known or was.
+    highest: Vec<Position>,
+    waiting: usize,
     unsettled: usize,
     /// Unsettled events by lane.
     by_lane: Vec<usize>,
@@ -102,6 +105,8 @@ impl Known {
             preferred: false,
             claims: VecDeque::new(),
             claim: 0,
+            highest: Vec::new(),
+            waiting: 0,
             unsettled: 0,
             by_lane: Vec::new(),
             queued: 0,
@@ -136,6 +141,11 @@ impl Known {
 
     pub(crate) fn contains(&self, position: Position) -> bool {
         self.by_position.contains_key(&position)
+    }
+
+    /// Whether something may be known above `from` of its lane, or waits: without a look at every event. False only if not.
+    pub(crate) fn reaches_above(&self, from: impl Fn(LaneId) -> Position) -> bool {
+        self.waiting > 0 || (0..).zip(&self.highest).any(|(lane, highest)| *highest > from(lane))
     }
 
     pub(crate) fn event(&self, handle: Handle) -> &Event {
@@ -191,6 +201,9 @@ impl Known {
         let aggregate = self.aggregate_of(&event);
         let bytes = u32::try_from(event.size()).unwrap_or(u32::MAX);
         let (position, lane) = (event.position(), event.lane());
+        self.highest.resize(self.highest.len().max(usize::from(lane) + 1), 0);
+        self.highest[usize::from(lane)] = self.highest[usize::from(lane)].max(position);
+        self.waiting += usize::from(event.is_waiting());
         let slot = Slot {
             event,
             stage: Stage::Queued,
@@ -378,6 +391,9 @@ impl Known {
     /// Drops everything of a lane, whatever stage it is in.
     pub(crate) fn drop_lane(&mut self, lane: LaneId) {
         self.drop_where(|slot| slot.event.lane() == lane);
+        if let Some(highest) = self.highest.get_mut(usize::from(lane)) {
+            *highest = 0;
+        }
     }
 
     fn drop_where(&mut self, gone: impl Fn(&Slot) -> bool) {
@@ -525,6 +541,7 @@ impl Known {
         self.generations[at as usize] = self.generations[at as usize].wrapping_add(1);
         self.by_position.remove(&slot.event.position());
         self.free_slots.push(at);
+        self.waiting -= usize::from(slot.event.is_waiting());
         if slot.stage != Stage::Settled {
             self.count_out(slot.event.lane(), slot.bytes);
         }
@@ -672,6 +689,18 @@ mod tests {
         known.drop_lane(0);
         known.insert(event_of(2, 0, Some("a")));
         assert!(!known.is_known(handle));
+    }
+
+    #[test]
+    fn what_is_known_is_above_a_place_of_its_lane_until_the_lane_is_dropped() {
+        let known_above = |known: &Known, from| known.reaches_above(|_| from);
+        let mut known = known(&[(3, Some("a"))]);
+        assert!(known_above(&known, 2) && !known_above(&known, 3));
+        known.insert(event_of(5, 7, Some("b")));
+        assert!(known.reaches_above(|lane| if lane == 7 { 4 } else { 3 }));
+        assert!(!known.reaches_above(|lane| if lane == 7 { 5 } else { 3 }));
+        known.drop_lane(7);
+        assert!(!known_above(&known, 3));
     }
 
     #[test]
