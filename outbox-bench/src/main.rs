@@ -27,7 +27,7 @@ static ALLOCATOR: &stats_alloc::StatsAlloc<std::alloc::System> = &stats_alloc::I
 
 fn main() -> Result<()> {
     tracing_subscriber::fmt()
-        .with_env_filter("warn,librdkafka=error")
+        .with_env_filter("warn,librdkafka=error,sqlx=error")
         .with_writer(std::io::stderr)
         .init();
     match Command::parse() {

@@ -1,6 +1,8 @@
 //! Counts on real servers: statements, WAL bytes and allocations per event. They do not depend on how busy the machine is;
 //! times are the business of `outbox-bench drain`.
 
+#![allow(clippy::unwrap_used, reason = "also in the helpers of these tests")]
+
 use std::alloc::System;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
