@@ -1,8 +1,8 @@
 //! How a statement is run: in a task of its own, with a deadline, without a trace on the session.
 
 use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use outbox_core::StoreError;
@@ -25,6 +25,8 @@ const TEST_AFTER_IDLE: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(crate) struct Database {
     pool: PgPool,
+    /// When a connection was last found broken: then those that were idle at the time are suspects.
+    broken: Arc<Mutex<Option<Instant>>>,
     /// What opens a transaction behind a pooler, with all settings local to it; `None` is a connection of our own.
     begin: Option<Arc<str>>,
     deadline: Duration,
@@ -33,13 +35,17 @@ pub(crate) struct Database {
 
 impl Database {
     pub(crate) fn new(config: &PostgresConfig) -> Self {
+        let broken = Arc::new(Mutex::new(None::<Instant>));
+        let suspects = Arc::clone(&broken);
         let pool = PgPoolOptions::new()
             .max_connections(config.pool_size)
             .acquire_timeout(config.connect_timeout)
             .test_before_acquire(false)
-            .before_acquire(|connection, meta| {
+            .before_acquire(move |connection, meta| {
+                let broken = *suspects.lock().expect("no panic under the lock");
+                let suspect = broken.is_some_and(|at| at.elapsed() <= meta.idle_for);
                 Box::pin(async move {
-                    if meta.idle_for > TEST_AFTER_IDLE {
+                    if suspect || meta.idle_for > TEST_AFTER_IDLE {
                         connection.ping().await?;
                     }
                     Ok(true)
@@ -48,6 +54,7 @@ impl Database {
             .connect_lazy_with(connect_options(config));
         Self {
             pool,
+            broken,
             begin: config.pooled.then(|| begin_local(config).into()),
             deadline: config.statement_timeout + GRACE,
             table: config.names().live.into(),
@@ -120,13 +127,16 @@ impl Database {
             + Send
             + 'static,
     {
-        let (pool, deadline) = (self.pool.clone(), self.deadline);
+        let (pool, deadline, broken) = (self.pool.clone(), self.deadline, self.broken.clone());
         let task = tokio::spawn(async move {
             let mut connection = pool.acquire().await?;
             let done =
                 tokio::time::timeout(deadline, attempt(&mut connection, begin, spoiled, work))
                     .await;
             let result = done.unwrap_or_else(|_| Err(timed_out()));
+            if result.as_ref().is_err_and(spoils_connection) {
+                *broken.lock().expect("no panic under the lock") = Some(Instant::now());
+            }
             if result.as_ref().map_or_else(spoils_connection, spoiled) {
                 drop(connection.detach());
             }

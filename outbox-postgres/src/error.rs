@@ -17,8 +17,19 @@ pub(crate) fn spoils_connection(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(database) => matches!(
             database.code().as_deref(),
-            // A replica after a switch-over; a plan or a prepared statement that the server no longer has.
-            Some("25006" | "0A000" | "26000" | "42P05")
+            // A replica after a switch-over; a plan or a prepared statement that the server no longer has; a session that the
+            // server has ended.
+            Some(
+                "25006"
+                    | "0A000"
+                    | "26000"
+                    | "42P05"
+                    | "57P01"
+                    | "57P02"
+                    | "57P03"
+                    | "57P05"
+                    | "08P01"
+            )
         ),
         sqlx::Error::RowNotFound => false,
         _ => true,

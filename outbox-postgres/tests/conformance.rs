@@ -50,7 +50,7 @@ mod inbox {
 }
 
 /// A schema of its own in a database that all tests of one server share, because making a database takes longer than most
-/// tests.
+/// tests. Behind the pooler each test has a database: sessions are shared there, and one rule breaks them.
 struct Harness {
     config: PostgresConfig,
     payload: PayloadType,
@@ -64,7 +64,7 @@ struct Harness {
 
 impl Harness {
     async fn new(server: &str, pooled: bool, payload: PayloadType) -> Self {
-        let url = database(server).await;
+        let url = if pooled { new_database(server).await } else { database(server).await };
         let name = format!("kit_{}", Uuid::new_v4().simple());
         let options = PgConnectOptions::from_str(&url).unwrap();
         let cache = if pooled { 0 } else { 100 };
@@ -103,25 +103,23 @@ impl Harness {
 
 /// The shared database on this server, new for each run.
 async fn database(server: &str) -> String {
-    static SERVERS: [OnceCell<String>; 3] = [const { OnceCell::const_new() }; 3];
-    let cell = match server {
-        "OUTBOX_TEST_POSTGRES_URL" => &SERVERS[0],
-        "OUTBOX_TEST_POSTGRES_NEW_URL" => &SERVERS[1],
-        _ => &SERVERS[2],
-    };
-    cell.get_or_init(|| async {
-        let url = std::env::var(server).unwrap_or_else(|_| {
-            panic!("{server} is not set: run the tests with `cargo xtask test`, which starts the servers")
-        });
-        let name = format!("outbox_kit_{}", Uuid::new_v4().simple());
-        let mut connection = PgConnection::connect(&url).await.unwrap();
-        let create = format!("create database {name} template template0");
-        sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
-        let (base, _) = url.rsplit_once('/').unwrap();
-        format!("{base}/{name}")
-    })
-    .await
-    .clone()
+    static SERVERS: [OnceCell<String>; 2] = [const { OnceCell::const_new() }; 2];
+    let cell = &SERVERS[usize::from(server == "OUTBOX_TEST_POSTGRES_URL")];
+    cell.get_or_init(|| new_database(server)).await.clone()
+}
+
+async fn new_database(server: &str) -> String {
+    let url = std::env::var(server).unwrap_or_else(|_| {
+        panic!(
+            "{server} is not set: run the tests with `cargo xtask test`, which starts the servers"
+        )
+    });
+    let name = format!("outbox_kit_{}", Uuid::new_v4().simple());
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    let create = format!("create database {name} template template0");
+    sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
+    let (base, _) = url.rsplit_once('/').unwrap();
+    format!("{base}/{name}")
 }
 
 #[async_trait]
