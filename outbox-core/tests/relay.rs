@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use outbox_core::memory::{Fault, FaultRule, MemoryPublisher, MemoryStore};
 use outbox_core::{
-    Exhausted, Failure, FailureClass, KeyOrder, Limits, NewEvent, Relay, RetryPolicies,
-    RetryPolicy, Writer as _,
+    Exhausted, Failure, FailureClass, KeyOrder, Limits, NewEvent, Pipeline, Relay, RetryPolicies,
+    RetryPolicy, Store as _, Worker, Writer as _,
 };
 
 const LONG: Duration = Duration::from_secs(600);
@@ -158,4 +158,34 @@ async fn an_aggregate_that_stands_still_does_not_fill_the_window() {
     };
     relay.run(free_ones).await.unwrap();
     assert!(types(&publisher).iter().all(|event_type| event_type == "free"));
+}
+
+/// Three owners of every lane die one after another, so that whoever comes next is careful.
+async fn three_owners_die(store: &MemoryStore) {
+    let lease = Duration::from_secs(1);
+    for _ in 0..3 {
+        let worker = Worker::new(Pipeline::new("default").unwrap(), "mortal");
+        store.join(&worker).await.unwrap();
+        store.heartbeat(&worker, lease).await.unwrap();
+        store.acquire(&worker, 16).await.unwrap();
+        tokio::time::advance(lease * 2).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_careful_lane_too_an_outage_kills_no_event() {
+    let store = MemoryStore::new();
+    let publisher = MemoryPublisher::with_key_order(KeyOrder::Prefix);
+    three_owners_die(&store).await;
+    append(&store, "a", &["1", "2"]).await;
+    append(&store, "b", &["3"]).await;
+    publisher.outage(true);
+    let healed = async {
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        publisher.outage(false);
+        until_done(&store).await;
+    };
+    relay(&store, &publisher).run(healed).await.unwrap();
+    assert_eq!(publisher.messages().len(), 3);
+    assert!(store.dead().is_empty());
 }

@@ -419,10 +419,11 @@ impl Pipeline {
             FailureClass::Refused => self.destinations.refused(destination),
             _ => 0,
         };
-        // A charged event's attempt is in the table already, and in no event of a claim.
+        // A charged event's attempt is in the table already: what was no fault of the event takes it back, down to the
+        // one that keeps it holding its aggregate.
         let fate = match judge(class, event.attempts(), refusals, policy, fastrand::f64()) {
             Fate::Back if charged => Fate::Wait {
-                attempts: event.attempts().saturating_add(1),
+                attempts: event.attempts().max(1),
                 delay: Some(policy.delay(1, fastrand::f64())),
             },
             fate => fate,

@@ -8,6 +8,7 @@ use super::pipeline::{Pipeline, Reply};
 use super::reading::{self, Lane};
 use super::watermark::Aside;
 use crate::hint::Hint;
+use crate::store::LaneRead;
 use crate::{
     ClaimRequest, Claimed, Epoch, Event, LaneCursor, LaneId, Position, Probe, StoreError,
     Watermark as Mode, headers,
@@ -151,7 +152,7 @@ impl Pipeline {
         }
     }
 
-    fn watermark_is_probed(&self) -> bool {
+    pub(super) fn watermark_is_probed(&self) -> bool {
         self.parts.store.capabilities().watermark != Mode::None
     }
 
@@ -343,12 +344,16 @@ impl Pipeline {
                 new.push(event);
             }
         }
+        let probed = self.watermark_is_probed();
         for (((cursor, epoch), read), last) in out.lanes.iter().zip(&claimed.reads).zip(last) {
             if let Some(lane) = self.lanes.get_mut(&cursor.lane)
                 && lane.epoch == *epoch
                 && !out.sweep
             {
                 lane.advance(*read, last, out.safe, out.top);
+                if !probed && *read == LaneRead::ToEnd {
+                    lane.inherited.get_or_insert(lane.read);
+                }
             }
         }
         let found = new.len();

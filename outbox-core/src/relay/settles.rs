@@ -359,7 +359,7 @@ impl Pipeline {
             return Vec::new();
         }
         self.settler.next_recovery = now + LOOK_FOR_RECOVERY;
-        let watermark = self.watermark.safe();
+        let probed = self.watermark_is_probed();
         let recovered = |id: LaneId, inherited: i64| {
             let pending = |(_, event, stage): (Handle, &crate::Event, Stage)| {
                 event.lane() == id && event.position() <= inherited && stage != Stage::Settled
@@ -371,8 +371,9 @@ impl Pipeline {
             .filter(|(_, lane)| lane.crashes > 0 && !lane.leaving)
             .filter_map(|(id, lane)| {
                 let inherited = lane.inherited?;
-                let read = lane.read >= inherited && lane.covered >= inherited.min(watermark);
-                (read && watermark >= inherited && recovered(*id, inherited)).then_some(*id)
+                let closed = !probed || lane.covered >= inherited;
+                let read = lane.read >= inherited && closed;
+                (read && recovered(*id, inherited)).then_some(*id)
             })
             .collect()
     }
