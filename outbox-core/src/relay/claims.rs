@@ -59,6 +59,9 @@ struct ClaimOut {
     started: Duration,
 }
 
+/// Aggregates to choose a probe from while the destination is down.
+const PROBES: usize = 3;
+
 impl Reader {
     pub(super) fn new(now: Duration, timing: &Timing) -> Self {
         Self {
@@ -126,8 +129,9 @@ impl Pipeline {
         if now < self.reader.next {
             return Some(self.reader.next);
         }
-        // One event to probe with is enough while the destination is down.
-        if self.outage.is_down() && self.known.unsettled() > 0 {
+        // To probe with, a few aggregates are enough while the destination is down; with one alone nobody would learn
+        // whether it is the destination that fails or this event.
+        if self.outage.is_down() && self.known.ready_len() >= PROBES {
             return self.outage.paused_until(now);
         }
         let limit = self.claim_limit()?;

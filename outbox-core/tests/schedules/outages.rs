@@ -1,0 +1,213 @@
+//! Schedules of verdicts, silence, deaths and refusals.
+
+use outbox_core::memory::FaultRule;
+
+use super::*;
+use crate::script::At;
+
+#[tokio::test(start_paused = true)]
+async fn an_open_message_at_the_deadline_is_not_sent_again_and_its_late_confirmation_counts() {
+    let stage = Stage::new();
+    let late = Fault::Slow(stage.timing.publish_deadline * 2);
+    stage.broker.script(FaultRule::on_type("slow", late).times(1));
+    stage.write("a", &["slow", "behind"]).await;
+    stage.run(stage.until_settled()).await;
+    assert_eq!(stage.arrived(), ["slow", "behind"]);
+    assert_eq!(stage.broker.abandoned(), 1, "only the start abandons");
+    assert!(stage.table.dead().is_empty());
+}
+
+/// The publisher has let go of the message, so that nothing will be heard of it any more.
+#[tokio::test(start_paused = true)]
+async fn a_message_that_nobody_answers_for_is_abandoned_before_it_is_sent_again() {
+    let stage = Stage::new();
+    stage.broker.script(FaultRule::on_type("lost", Fault::Silent).times(1));
+    stage.write("a", &["lost", "behind"]).await;
+    stage.run(stage.until_settled()).await;
+    assert_eq!(stage.arrived(), ["lost", "behind"]);
+    assert_eq!(stage.broker.abandoned(), 2, "at the start, and then");
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_first_undelivered_event_of_an_aggregate_is_charged() {
+    let stage = Stage::new();
+    stage.broker.script(FaultRule::on_type("bad", refuse(FailureClass::Transient)).times(1));
+    stage.write("a", &["bad", "2", "3"]).await;
+    stage.run(stage.until_settled()).await;
+    let attempts: Vec<u32> =
+        stage.broker.messages().iter().map(outbox_core::Message::attempts).collect();
+    assert_eq!(attempts, [1, 0, 0]);
+}
+
+/// It kills the connection whenever it is sent: among others that pass it is found and counted, and no other is.
+#[tokio::test(start_paused = true)]
+async fn poison_that_looks_like_an_outage_is_counted_while_others_pass() {
+    let mut stage = Stage::new();
+    stage.retry = stage.retry.with_max_attempts(2);
+    stage.broker.script(FaultRule::on_type("poison", refuse(FailureClass::Unavailable)));
+    stage.write("p", &["poison"]).await;
+    stage
+        .run(async {
+            for n in 0..200 {
+                stage.write(&format!("a{n}"), &["good"]).await;
+                stage.after(300).await;
+            }
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived().len(), 200);
+    assert!(stage.broker.messages().iter().all(|message| message.attempts() == 0));
+    assert_eq!(stage.table.dead()[0].event.event_type(), "poison");
+}
+
+#[tokio::test(start_paused = true)]
+async fn during_an_outage_one_event_probes_with_back_off_and_nothing_is_written() {
+    let stage = Stage::new();
+    stage.broker.outage(true);
+    for n in 0..50 {
+        stage.write(&format!("a{n}"), &["x"]).await;
+    }
+    stage
+        .run(async {
+            stage.after(60_000).await;
+            let calls = stage.broker.calls();
+            assert!((5..=12).contains(&calls), "{calls} probes in a minute, at most 15 s apart");
+            assert!(stage.script.settles().is_empty());
+            stage.broker.outage(false);
+            stage.until_settled().await;
+        })
+        .await;
+}
+
+/// Covers H030.
+#[tokio::test(start_paused = true)]
+async fn in_a_lane_whose_owners_died_the_attempt_is_written_before_the_call() {
+    let stage = Stage::new();
+    stage.script.crashes(3);
+    stage.write("a", &["1"]).await;
+    stage.write("b", &["2"]).await;
+    stage.broker.script(FaultRule::always(Fault::Slow(Duration::from_secs(1))));
+    stage
+        .run(async {
+            stage.script.close("settle", At::Snapshot);
+            stage.script.reached("settle", At::Snapshot).await;
+            stage.after(1000).await;
+            assert_eq!(stage.broker.calls(), 0, "sent before it was counted");
+            stage.script.open("settle", At::Snapshot);
+            stage.after(500).await;
+            assert_eq!(stage.broker.calls(), 1, "not sent alone");
+            let pending = stage.table.pending();
+            assert!(pending.iter().all(|event| event.attempts() == 1));
+            stage.until_settled().await;
+            stage.after(1000).await;
+        })
+        .await;
+    let recovered = stage.script.settles().iter().any(|settle| !settle.recovered.is_empty());
+    assert!(recovered, "what was there at the take-over is settled");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_killed_its_senders_often_enough_is_given_up_unsent() {
+    let mut stage = Stage::new();
+    stage.retry = stage.retry.with_max_attempts(2);
+    stage.script.crashes(3);
+    stage.write("a", &["killer", "behind"]).await;
+    stage.broker.script(FaultRule::on_type("killer", Fault::Silent));
+    for calls in 1..=2 {
+        let relay = tokio::spawn(stage.relay().run(std::future::pending::<()>()));
+        stage.after(2000).await;
+        relay.abort();
+        assert_eq!(stage.broker.calls(), calls);
+        stage.after(31_000).await;
+    }
+    stage.broker.clear_script();
+    stage.run(stage.until_settled()).await;
+    assert_eq!(stage.table.dead()[0].event.event_type(), "killer");
+    assert_eq!(stage.arrived(), ["behind"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settle_that_is_refused_is_narrowed_to_the_one_bad_row() {
+    let stage = Stage::new();
+    for n in 0..20 {
+        stage.write(&format!("a{n}"), &["x"]).await;
+    }
+    let bad = stage.table.pending()[7].id().clone();
+    stage.script.refuse(&bad);
+    stage
+        .run(async {
+            stage.after(3000).await;
+            let left: Vec<_> =
+                stage.table.pending().iter().map(|event| event.id().clone()).collect();
+            assert_eq!(left, [bad.clone()]);
+        })
+        .await;
+    assert_eq!(stage.arrived().len(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_call_starts_that_the_lease_may_not_outlive() {
+    let stage = Stage::new();
+    stage
+        .run(async {
+            stage.after(1000).await;
+            stage.script.close("heartbeat", At::Reply);
+            // The last answer is at most 10 s old; 20 s later what is left is below 15 s and the margin.
+            stage.after(19_000).await;
+            stage.write("a", &["x"]).await;
+            stage.after(3000).await;
+            assert_eq!(stage.broker.calls(), 0);
+            stage.script.open("heartbeat", At::Reply);
+            stage.until_settled().await;
+        })
+        .await;
+}
+
+/// Covers H024.
+#[tokio::test(start_paused = true)]
+async fn a_lane_lost_with_open_messages_abandons_them() {
+    let stage = Stage::new();
+    stage.broker.script(FaultRule::on_type("x", Fault::Slow(LONG)).times(1));
+    stage.write("a", &["x"]).await;
+    stage
+        .run(async {
+            stage.after(2000).await;
+            assert_eq!(stage.broker.abandoned(), 1);
+            stage.script.close("heartbeat", At::Reply);
+            stage.after(40_000).await;
+            assert_eq!(stage.broker.abandoned(), 2);
+            stage.script.open("heartbeat", At::Reply);
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived(), ["x"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_waits_for_what_is_open_and_settles_it() {
+    let stage = Stage::new();
+    stage.broker.script(FaultRule::always(Fault::Slow(Duration::from_secs(5))));
+    stage.write("a", &["x"]).await;
+    stage.run(stage.after(1000)).await;
+    assert_eq!(stage.arrived(), ["x"]);
+    stage.table.assert_nothing_pending();
+}
+
+#[tokio::test(start_paused = true)]
+async fn under_hold_a_blocked_head_stands_until_an_operator_decides_and_a_discard_frees_in_order() {
+    let mut stage = Stage::new();
+    stage.retry = stage.retry.with_exhausted(outbox_core::Exhausted::Hold);
+    stage.broker.script(FaultRule::on_type("bad", refuse(FailureClass::Permanent)));
+    stage.write("a", &["bad", "2"]).await;
+    stage
+        .run(async {
+            stage.after(5000).await;
+            assert_eq!(stage.arrived(), [""; 0]);
+            let blocked = stage.table.pending()[0].id().clone();
+            assert!(stage.table.discard(&blocked));
+            stage.write("a", &["3"]).await;
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived(), ["2", "3"]);
+}

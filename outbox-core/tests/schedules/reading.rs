@@ -1,0 +1,260 @@
+//! Schedules of claims, commits and settles.
+
+use outbox_core::EventRow;
+use outbox_core::memory::FaultRule;
+
+use super::*;
+use crate::script::At;
+
+#[tokio::test(start_paused = true)]
+async fn a_late_commit_below_what_was_read_comes_with_the_next_claim() {
+    let stage = Stage::new();
+    let late = stage.begin("a", &["late"]).await;
+    stage.write("b", &["first"]).await;
+    stage
+        .run(async {
+            stage.until_arrived(1).await;
+            stage.after(400).await;
+            late.commit();
+            stage.broker.wait_for(2, Duration::from_millis(600)).await;
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived(), ["first", "late"]);
+}
+
+/// Its writer saw the late event: it must not come before it.
+#[tokio::test(start_paused = true)]
+async fn what_is_written_after_a_late_commit_comes_after_it() {
+    let mut stage = Stage::new();
+    stage.limits = Limits::default().with_batch(1);
+    let late = stage.begin("a", &["late"]).await;
+    stage.write("b", &["1", "2", "3"]).await;
+    stage
+        .run(async {
+            stage.until_arrived(3).await;
+            stage.after(300).await;
+            stage.script.close("claim", At::Snapshot);
+            stage.script.reached("claim", At::Snapshot).await;
+            late.commit();
+            stage.write("a", &["later"]).await;
+            stage.script.open("claim", At::Snapshot);
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived(), ["1", "2", "3", "late", "later"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settled_event_that_an_older_snapshot_shows_is_not_sent_again() {
+    let stage = Stage::new();
+    // An open writer keeps claims starting below what follows.
+    let open = stage.begin("z", &["open"]).await;
+    stage
+        .run(async {
+            stage.after(300).await;
+            stage.script.close("settle", At::Snapshot);
+            stage.write("a", &["1"]).await;
+            stage.script.reached("settle", At::Snapshot).await;
+            stage.script.close("claim", At::Reply);
+            stage.script.reached("claim", At::Reply).await;
+            stage.script.open("settle", At::Snapshot);
+            stage.script.reached("settle", At::Reply).await;
+            stage.after(100).await;
+            stage.script.open("claim", At::Reply);
+            stage.after(500).await;
+            open.commit();
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived(), ["1", "open"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_known_does_not_count_against_the_limit_of_a_claim() {
+    let mut stage = Stage::new();
+    stage.limits = Limits::default().with_window(8).with_batch(2);
+    let open = stage.begin("z", &["open"]).await;
+    stage.broker.script(FaultRule::on_type("stuck", Fault::Slow(LONG)));
+    stage
+        .run(async {
+            stage.after(300).await;
+            for aggregate in ["a", "b"] {
+                stage.write(aggregate, &["stuck"]).await;
+            }
+            stage.after(300).await;
+            stage.write("c", &["behind"]).await;
+            stage.broker.wait_for(1, Duration::from_secs(2)).await;
+            open.commit();
+        })
+        .await;
+    assert_eq!(stage.arrived()[0], "behind");
+}
+
+/// The claim saw the row before the retry was written, and its successors as free.
+#[tokio::test(start_paused = true)]
+async fn no_claim_is_out_while_a_wait_begins() {
+    let stage = Stage::new();
+    stage.broker.script(FaultRule::on_type("bad", refuse(FailureClass::Transient)).times(1));
+    stage
+        .run(async {
+            stage.after(300).await;
+            stage.script.close("claim", At::Reply);
+            stage.script.reached("claim", At::Reply).await;
+            stage.script.open("claim", At::Reply);
+            stage.write("a", &["bad"]).await;
+            stage.script.reached("claim", At::Reply).await;
+            stage.script.close("claim", At::Reply);
+            stage.write("a", &["behind"]).await;
+            stage.after(2000).await;
+            stage.script.open("claim", At::Reply);
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived(), ["bad", "behind"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn successors_in_memory_leave_it_when_their_predecessor_must_wait() {
+    let mut stage = Stage::new();
+    stage.limits = Limits::default().with_batch(1);
+    stage.limits.claim_events = 10;
+    stage.broker.script(FaultRule::on_type("bad", refuse(FailureClass::Transient)).times(2));
+    stage.write("a", &["bad", "2", "3"]).await;
+    stage.write("b", &["other"]).await;
+    stage.run(stage.until_settled()).await;
+    assert_eq!(stage.arrived(), ["other", "bad", "2", "3"]);
+}
+
+/// The claims of the meantime have left the successors out.
+#[tokio::test(start_paused = true)]
+async fn when_a_wait_has_ended_reading_goes_back_to_its_successors() {
+    let stage = Stage::new();
+    stage.broker.script(FaultRule::on_type("bad", refuse(FailureClass::Transient)).times(1));
+    stage
+        .run(async {
+            stage.write("a", &["bad"]).await;
+            stage.after(500).await;
+            stage.write("a", &["held"]).await;
+            stage.write("b", &["1"]).await;
+            stage.after(300).await;
+            stage.write("b", &["2"]).await;
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived(), ["1", "2", "bad", "held"]);
+}
+
+/// Both commit late, below what is read, and only one fits the claim.
+#[tokio::test(start_paused = true)]
+async fn a_scheduled_event_does_not_pass_a_predecessor_that_did_not_fit() {
+    let mut stage = Stage::new();
+    stage.limits = Limits::default().with_batch(1);
+    let late = stage.begin("a", &["1", "2", "due 0"]).await;
+    stage.write("b", &["other"]).await;
+    stage
+        .run(async {
+            stage.until_arrived(1).await;
+            stage.after(300).await;
+            late.commit();
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived(), ["other", "1", "2", "due 0"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_due_event_is_not_claimed_beyond_what_was_read() {
+    let mut stage = Stage::new();
+    stage.limits = Limits::default().with_batch(1);
+    stage.write("a", &["1", "2", "3", "due 0"]).await;
+    stage.run(stage.until_settled()).await;
+    assert_eq!(stage.arrived(), ["1", "2", "3", "due 0"]);
+    let beyond = stage.script.claims().into_iter().flat_map(|claim| claim.lanes);
+    assert!(beyond.into_iter().all(|cursor| cursor.read <= 4));
+}
+
+/// A position that was not drawn from the sequence.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_finds_a_row_below_what_is_covered_and_reading_goes_back() {
+    let mut stage = Stage::new();
+    stage.timing.sweep = Duration::from_secs(5);
+    stage.limits = Limits::default().with_batch(1);
+    let hidden = stage.begin("a", &["1", "2", "3"]).await;
+    stage.script.hide_writers();
+    stage.write("b", &["other"]).await;
+    stage
+        .run(async {
+            stage.until_arrived(1).await;
+            stage.after(500).await;
+            hidden.commit();
+            stage.after(1000).await;
+            assert_eq!(stage.arrived(), ["other"], "covered by mistake");
+            stage.broker.wait_for(4, Duration::from_secs(40)).await;
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived(), ["other", "1", "2", "3"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_server_voids_what_was_read() {
+    let stage = Stage::new();
+    stage.script.answer_as("one");
+    stage.write("a", &["1"]).await;
+    stage
+        .run(async {
+            stage.until_arrived(1).await;
+            stage.after(500).await;
+            stage.script.answer_as("two");
+            stage.after(3000).await;
+        })
+        .await;
+    let claims = stage.script.claims();
+    let first = claims.iter().position(|claim| claim.lanes[0].from > 0).unwrap();
+    assert!(claims[first..].iter().any(|claim| claim.lanes[0].from == 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_writer_is_set_aside_and_its_rows_come_in_order_when_it_ends() {
+    let stage = Stage::new();
+    let mut long = stage.begin("a", &["long 1"]).await;
+    stage
+        .run(async {
+            stage.write("b", &["1"]).await;
+            stage.after(3000).await;
+            stage.append(&mut long, "a", &["long 2"]).await;
+            stage.write("b", &["2"]).await;
+            stage.after(500).await;
+            let from = stage.script.claims().last().unwrap().lanes[0].from;
+            assert!(from >= 2, "claims start at {from}, below a writer that is set aside");
+            long.commit();
+            stage.write("a", &["after"]).await;
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived(), ["1", "2", "long 1", "long 2", "after"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_row_that_no_program_of_ours_wrote_is_read_like_any_other() {
+    let stage = Stage::new();
+    stage.table.insert_raw(&EventRow {
+        position: 0,
+        lane: 0,
+        id: outbox_core::EventId::from_text("raw").unwrap(),
+        aggregate_type: "order",
+        aggregate_id: Some("a"),
+        event_type: "raw",
+        payload: None,
+        headers: Some("no json"),
+        created_at_micros: 0,
+        attempts: 0,
+        waiting: false,
+        fault: None,
+    });
+    stage.write("a", &["behind"]).await;
+    stage.run(stage.until_settled()).await;
+    assert_eq!(stage.arrived(), ["behind"]);
+    assert_eq!(stage.table.dead()[0].event.attempts(), 1);
+}
