@@ -139,7 +139,7 @@ async fn a_settle_that_is_refused_is_narrowed_to_the_one_bad_row() {
             stage.after(3000).await;
             let left: Vec<_> =
                 stage.table.pending().iter().map(|event| event.id().clone()).collect();
-            assert_eq!(left, [bad.clone()]);
+            assert_eq!(left, std::slice::from_ref(&bad));
         })
         .await;
     assert_eq!(stage.arrived().len(), 20);
