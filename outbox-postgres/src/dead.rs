@@ -150,7 +150,7 @@ impl DeadLetters {
             .await
     }
 
-    /// Sends a dead letter again: it goes back to the outbox with its id and its attempts, is due at once, and holds
+    /// Sends a dead letter again: it goes back to the outbox with its id and all its tries before it, is due at once, and holds
     /// the later events of its aggregate until it is delivered. `false` when somebody was faster.
     ///
     /// # Errors
@@ -190,7 +190,7 @@ impl DeadLetters {
             .await
     }
 
-    /// Sends a blocked head again: it is due at once, keeps its attempts, and holds its aggregate until it is
+    /// Sends a blocked head again: it is due at once with all its tries before it, and holds its aggregate until it is
     /// delivered. `false` when it is blocked no more.
     ///
     /// # Errors
@@ -200,7 +200,8 @@ impl DeadLetters {
         self.change("unblock a head of", &self.statements.unblock, position).await
     }
 
-    /// Drops a blocked head for good, so that its aggregate goes on without it. `false` when it is blocked no more.
+    /// Drops a blocked head for good, so that its aggregate goes on without it, in order: the event behind it holds the rest
+    /// until it is delivered. `false` when it is blocked no more.
     ///
     /// # Errors
     ///

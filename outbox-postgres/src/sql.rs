@@ -491,7 +491,7 @@ fn requeue(Names { live, dead, .. }: &Names) -> String {
          select case when t.position > coalesce(pg_sequence_last_value({sequence}), 0)
                        or exists (select from {live} o where o.position = t.position)
                      then nextval({sequence}) else t.position end,
-                {columns}, greatest(attempts, 1), clock_timestamp(), reason
+                {columns}, 1, clock_timestamp(), reason
            from taken t"
     )
 }
@@ -512,14 +512,31 @@ fn list_blocked(Names { live, .. }: &Names) -> String {
     )
 }
 
-/// A blocked head is due at once. `$1` position.
+/// A blocked head is due at once, with all its tries before it. `$1` position.
 fn unblock(Names { live, .. }: &Names) -> String {
-    format!("update {live} set due_at = clock_timestamp() where position = $1 and {BLOCKED}")
+    format!(
+        "update {live} set attempts = 1, due_at = clock_timestamp() where position = $1 and {BLOCKED}"
+    )
 }
 
 /// A blocked head goes for good. `$1` position.
+///
+/// Its hold passes to the event behind it: relays have read past that one, and must see it before they see what is
+/// written from now on.
 fn discard_blocked(Names { live, .. }: &Names) -> String {
-    format!("delete from {live} where position = $1 and {BLOCKED}")
+    format!(
+        "with gone as (
+           delete from {live} where position = $1 and {BLOCKED} returning lane, aggregatetype, aggregateid, position),
+         next as (
+           select o.position from {live} o, gone g
+            where o.lane = g.lane and o.aggregatetype = g.aggregatetype and o.aggregateid = g.aggregateid
+              and o.position > g.position and (o.due_at is null or o.attempts > 0)
+            order by o.position limit 1),
+         held as (
+           update {live} o set attempts = 1, due_at = clock_timestamp() from next
+            where o.position = next.position and o.due_at is null)
+         select from gone"
+    )
 }
 
 /// A consumer marks an event as seen. `$1` consumer, `$2` event id. Of two transactions one waits for the other.

@@ -95,14 +95,14 @@ impl DeadLetters {
         rows.iter().map(|row| letter(row).map_err(self.failed("read a dead letter"))).collect()
     }
 
-    /// Sends a dead letter again: it goes back to the outbox with its id and its attempts, is due at once, and holds
+    /// Sends a dead letter again: it goes back to the outbox with its id and all its tries before it, is due at once, and holds
     /// the later events of its aggregate until it is delivered. `false` when somebody was faster.
     ///
     /// # Errors
     ///
     /// When the database cannot be written; nothing has changed then.
     pub async fn requeue(&self, entry: i64) -> Result<bool, StoreError> {
-        self.remove(entry, Some(&self.sql.requeue))
+        self.change(&[&self.sql.requeue, &self.sql.discard], entry)
             .await
             .map_err(self.failed("requeue a dead letter"))
     }
@@ -113,7 +113,7 @@ impl DeadLetters {
     ///
     /// When the database cannot be written; nothing has changed then.
     pub async fn discard(&self, entry: i64) -> Result<bool, StoreError> {
-        self.remove(entry, None).await.map_err(self.failed("discard a dead letter"))
+        self.change(&[&self.sql.discard], entry).await.map_err(self.failed("discard a dead letter"))
     }
 
     /// Up to `limit` blocked heads at positions above `after` (0 for the first page).
@@ -135,7 +135,7 @@ impl DeadLetters {
         rows.iter().map(|row| head(row).map_err(self.failed("read a blocked head"))).collect()
     }
 
-    /// Sends a blocked head again: it is due at once, keeps its attempts, and holds its aggregate until it is
+    /// Sends a blocked head again: it is due at once with all its tries before it, and holds its aggregate until it is
     /// delivered. `false` when it is blocked no more.
     ///
     /// # Errors
@@ -147,26 +147,29 @@ impl DeadLetters {
         Ok(changed.map_err(self.failed("unblock a head"))?.rows_affected() == 1)
     }
 
-    /// Drops a blocked head for good, so that its aggregate goes on without it. `false` when it is blocked no more.
+    /// Drops a blocked head for good, so that its aggregate goes on without it, in order: the event behind it holds the rest
+    /// until it is delivered. `false` when it is blocked no more.
     ///
     /// # Errors
     ///
     /// When the database cannot be written; nothing has changed then.
     pub async fn discard_blocked(&self, position: Position) -> Result<bool, StoreError> {
-        let gone =
-            sqlx::query(self.sql.discard_blocked.clone()).bind(position).execute(&self.pool).await;
-        Ok(gone.map_err(self.failed("discard a blocked head"))?.rows_affected() == 1)
+        self.change(&[&self.sql.pass_hold, &self.sql.discard_blocked], position)
+            .await
+            .map_err(self.failed("discard a blocked head"))
     }
 
-    async fn remove(&self, entry: i64, first: Option<&SqlStr>) -> Result<bool, sqlx::Error> {
+    /// Runs statements on one row in one transaction; whether the last of them found it.
+    async fn change(&self, statements: &[&SqlStr], key: i64) -> Result<bool, sqlx::Error> {
         let mut transaction = self.pool.begin_with(BEGIN).await?;
-        if let Some(sql) = first {
-            sqlx::query(sql.clone()).bind(entry).execute(&mut *transaction).await?;
+        let mut found = false;
+        for statement in statements {
+            let changed =
+                sqlx::query((*statement).clone()).bind(key).execute(&mut *transaction).await?;
+            found = changed.rows_affected() == 1;
         }
-        let removed =
-            sqlx::query(self.sql.discard.clone()).bind(entry).execute(&mut *transaction).await?;
         transaction.commit().await?;
-        Ok(removed.rows_affected() == 1)
+        Ok(found)
     }
 
     fn failed(&self, what: &str) -> impl FnOnce(sqlx::Error) -> StoreError {

@@ -54,6 +54,9 @@ pub(crate) struct Sql {
     pub(crate) discard: SqlStr,
     pub(crate) list_blocked: SqlStr,
     pub(crate) unblock: SqlStr,
+    /// The hold of a blocked head passes to the event behind it: relays have read past that one, and must see it before
+    /// they see what is written from now on.
+    pub(crate) pass_hold: SqlStr,
     pub(crate) discard_blocked: SqlStr,
     pub(crate) meta: SqlStr,
     pub(crate) set_meta: SqlStr,
@@ -187,7 +190,7 @@ impl Sql {
                  select case when exists (select 1 from {t} o where o.position = d.position) then null
                              else d.position end,
                         d.id, d.aggregatetype, d.aggregateid, d.type, d.payload, d.headers, d.created_at,
-                        max(d.attempts, 1), {NOW}, d.reason
+                        1, {NOW}, d.reason
                    from {dead} d where d.entry = ?1"
             )),
             discard: safe(format!("delete from {dead} where entry = ?1")),
@@ -197,7 +200,17 @@ impl Sql {
                   where due_at is not null and due_at = {NEVER} and position > ?1 order by position limit ?2"
             )),
             unblock: safe(format!(
-                "update {t} set due_at = {NOW} where position = ?1 and due_at = {NEVER}"
+                "update {t} set attempts = 1, due_at = {NOW} where position = ?1 and due_at = {NEVER}"
+            )),
+            pass_hold: safe(format!(
+                "update {t} set attempts = 1, due_at = {NOW}
+                  where due_at is null and position = (
+                        select o.position from {t} h join {t} o
+                            on o.lane = h.lane and o.aggregatetype = h.aggregatetype
+                               and o.aggregateid = h.aggregateid and o.position > h.position
+                         where h.position = ?1 and h.due_at = {NEVER}
+                               and (o.due_at is null or o.attempts > 0)
+                         order by o.position limit 1)"
             )),
             discard_blocked: safe(format!("delete from {t} where position = ?1 and due_at = {NEVER}")),
 

@@ -262,11 +262,11 @@ impl Table {
         let now = Some(self.now());
         if let Some(at) = self.dead.iter().position(|(row, _)| row.id() == id) {
             let (row, _) = self.dead.remove(at);
-            self.insert(Row { due_at: now, attempts: row.attempts.max(1), ..row });
+            self.insert(Row { due_at: now, attempts: 1, ..row });
             return true;
         }
         let blocked = self.rows.values_mut().find(|row| row.id() == id && row.is_blocked());
-        blocked.map(|row| row.due_at = now).is_some()
+        blocked.map(|row| (row.attempts, row.due_at) = (1, now)).is_some()
     }
 
     /// Removes a dead letter or a blocked head for good. The hold of a blocked head passes to the event behind it: the relay
