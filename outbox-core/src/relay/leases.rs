@@ -14,6 +14,8 @@ use crate::{Epoch, LaneId, Leases, StoreError, StoreErrorKind};
 pub(super) struct Keeper {
     next: Duration,
     out: bool,
+    /// A worker that owns less than its share asks for lanes no more often than [`HUNGRY`].
+    next_acquire: Duration,
     /// The end of the lease, counted from before the heartbeat was sent.
     until: Duration,
     /// Whether the last heartbeat was answered in time: after a gap nobody is buried in the first round.
@@ -35,6 +37,7 @@ impl Keeper {
         Self {
             next: now,
             out: false,
+            next_acquire: now,
             until: now,
             steady: true,
             patience: None,
@@ -102,8 +105,9 @@ impl Pipeline {
             self.leave_lanes(owned - share);
         } else if owned < share && self.stopping.is_none() {
             self.keeper.next = self.keeper.next.min(now + HUNGRY);
-            if steady {
+            if steady && now >= self.keeper.next_acquire {
                 self.keeper.out = true;
+                self.keeper.next_acquire = now + HUNGRY;
                 let (store, worker) = (self.parts.store.clone(), self.worker.clone());
                 let count = share - owned;
                 let acquire = async move { store.acquire(&worker, count).await };
@@ -156,8 +160,7 @@ impl Pipeline {
         match result {
             Ok(()) => {
                 // What was taken, if anything, the next heartbeat tells.
-                let soon = if self.lanes.is_empty() { Duration::ZERO } else { HUNGRY / 10 };
-                self.keeper.next = self.keeper.next.min(now + soon.max(ACQUIRED));
+                self.keeper.next = self.keeper.next.min(now + ACQUIRED);
             }
             Err(error) => {
                 self.store_failed("acquire", &error);
