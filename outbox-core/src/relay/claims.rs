@@ -315,8 +315,11 @@ impl Pipeline {
         // A claim from at or below there has read, or will read on, through everything that has appeared. A sweep has too
         // as far as it went, but nobody reads on from where it ended.
         let reads_on = out.lanes.iter().all(|(cursor, _)| cursor.from <= stood);
-        if out.sweep || !reads_on {
-            self.lanes.values_mut().for_each(|lane| lane.distrust(stood));
+        let asked = |id: LaneId| out.lanes.iter().any(|(cursor, _)| cursor.lane == id);
+        for (id, lane) in &mut self.lanes {
+            if out.sweep || !reads_on || !asked(*id) {
+                lane.distrust(stood);
+            }
         }
         reads_on
     }

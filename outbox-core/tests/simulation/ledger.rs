@@ -146,6 +146,7 @@ impl Ledger {
         let record = &mut self.records[number];
         record.place = Place::Table;
         (record.waits, record.blocked, record.requeued) = (true, false, true);
+        record.attempts = 1;
     }
 
     /// An operator has removed the event. The hold of a blocked head passes to the one behind it.
