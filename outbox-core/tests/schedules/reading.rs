@@ -1,7 +1,7 @@
 //! Schedules of claims, commits and settles.
 
-use outbox_core::EventRow;
 use outbox_core::memory::FaultRule;
+use outbox_core::{Delivered, EventRow, Settlements, Store as _, Worker};
 
 use super::*;
 use crate::script::At;
@@ -190,11 +190,46 @@ async fn a_sweep_finds_a_row_below_what_is_covered_and_reading_goes_back() {
             hidden.commit();
             stage.after(1000).await;
             assert_eq!(stage.arrived(), ["other"], "covered by mistake");
-            stage.broker.wait_for(4, Duration::from_secs(40)).await;
+            stage.broker.wait_for(2, Duration::from_secs(40)).await;
+            stage.broker.wait_for(4, Duration::from_secs(1)).await;
             stage.until_settled().await;
         })
         .await;
     assert_eq!(stage.arrived(), ["other", "1", "2", "3"]);
+}
+
+/// What it saw, another worker has delivered in the meantime.
+#[tokio::test(start_paused = true)]
+async fn a_claim_of_a_lane_that_was_lost_and_regained_meanwhile_counts_for_nothing() {
+    let mut stage = Stage::new();
+    stage.timing.heartbeat = Duration::from_millis(200);
+    stage
+        .run(async {
+            stage.after(500).await;
+            stage.script.close("claim", At::Reply);
+            stage.write("a", &["1"]).await;
+            stage.script.reached("claim", At::Reply).await;
+            stage.after(500).await;
+            let (mine, lease) = (stage.script.worker(), stage.timing.lease);
+            let other = Worker::new(mine.pipeline.clone(), "other");
+            stage.table.heartbeat(&other, lease).await.unwrap();
+            stage.table.release(&mine, &[0]).await.unwrap();
+            stage.table.acquire(&other, 1).await.unwrap();
+            let epoch = stage.table.heartbeat(&other, lease).await.unwrap().lanes[0].epoch;
+            let mut settlements = Settlements::new(other.clone());
+            settlements.lanes = vec![(0, epoch)];
+            let receipt = stage.table.pending()[0].receipt();
+            settlements.delivered.push(Delivered { receipt, destination: "x".into() });
+            stage.table.settle(&settlements).await.unwrap();
+            stage.after(300).await;
+            stage.table.leave(&other).await.unwrap();
+            stage.after(2500).await;
+            stage.script.open("claim", At::Reply);
+            stage.write("a", &["2"]).await;
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived(), ["2"]);
 }
 
 #[tokio::test(start_paused = true)]

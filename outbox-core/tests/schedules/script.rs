@@ -34,6 +34,7 @@ struct Inner {
     /// What heartbeats say about owners that died.
     crashes: Mutex<Option<u16>>,
     blind: Mutex<bool>,
+    worker: Mutex<Option<Worker>>,
 }
 
 impl Script {
@@ -48,6 +49,7 @@ impl Script {
             claims: Mutex::default(),
             crashes: Mutex::default(),
             blind: Mutex::default(),
+            worker: Mutex::default(),
         }))
     }
 
@@ -93,6 +95,11 @@ impl Script {
         *self.0.blind.lock().unwrap() = true;
     }
 
+    /// Who sent the last heartbeat.
+    pub(crate) fn worker(&self) -> Worker {
+        self.0.worker.lock().unwrap().clone().unwrap()
+    }
+
     pub(crate) fn settles(&self) -> Vec<Settlements> {
         self.0.settles.lock().unwrap().clone()
     }
@@ -119,6 +126,7 @@ impl Store for Script {
     }
 
     async fn heartbeat(&self, worker: &Worker, lease: Duration) -> Result<Leases, StoreError> {
+        *self.0.worker.lock().unwrap() = Some(worker.clone());
         self.pass("heartbeat", At::Snapshot).await;
         let mut leases = self.0.table.heartbeat(worker, lease).await?;
         if let Some(crashes) = *self.0.crashes.lock().unwrap() {
