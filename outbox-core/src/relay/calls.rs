@@ -1,30 +1,27 @@
-//! Publishing: calls are formed, watched and their verdicts taken in.
+//! Publishing: calls are formed, watched and abandoned. What they bring back stands in `outcomes.rs`.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::task::AbortHandle;
 
-use super::known::{Handle, Stage};
+use super::known::Handle;
 use super::pipeline::{Pipeline, Reply};
-use super::settles::Judged;
-use super::verdict::{Fate, judge};
-use crate::{Batch, Event, Failure, FailureClass, KeyOrder, LaneId, Message, Verdict, headers};
+use crate::{Batch, Event, Failure, FailureClass, KeyOrder, LaneId, Message};
 
 /// The publish calls that are not over.
 #[derive(Debug)]
 pub(super) struct Calls {
-    open: BTreeMap<u64, Call>,
+    pub(super) open: BTreeMap<u64, Call>,
     next: u64,
     key_order: KeyOrder,
     last_started: Duration,
-    last_confirmed: Duration,
+    pub(super) last_confirmed: Duration,
     abandoning: Abandoning,
     /// The database's clock minus ours, in microseconds.
-    clock_offset: i64,
+    pub(super) clock_offset: i64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,27 +33,27 @@ enum Abandoning {
 }
 
 #[derive(Debug)]
-struct Call {
-    batch: Batch,
+pub(super) struct Call {
+    pub(super) batch: Batch,
     /// The events of the batch, in its order.
-    handles: Vec<Handle>,
+    pub(super) handles: Vec<Handle>,
     /// Those of one aggregate each, as long as they are not over.
-    runs: Vec<Run>,
-    started: Duration,
-    task: AbortHandle,
+    pub(super) runs: Vec<Run>,
+    pub(super) started: Duration,
+    pub(super) task: AbortHandle,
     /// Whether the publisher's future still runs.
-    running: bool,
-    confirmed: bool,
+    pub(super) running: bool,
+    pub(super) confirmed: bool,
     /// Whether its outcome was told to the outage policy.
-    counted: bool,
+    pub(super) counted: bool,
 }
 
 /// The events of one aggregate in a call.
 #[derive(Debug)]
-struct Run {
+pub(super) struct Run {
     /// The first whose verdict has not been taken in.
-    next: usize,
-    end: usize,
+    pub(super) next: usize,
+    pub(super) end: usize,
 }
 
 /// A call that has confirmed something but is not over by then gives its place to another.
@@ -250,242 +247,6 @@ impl Pipeline {
         self.calls.open.insert(id, call);
     }
 
-    /// The publisher's future is over: it returned, panicked, or ran into its deadline.
-    pub(super) fn called(&mut self, id: u64, now: Duration) {
-        let Some(call) = self.calls.open.get_mut(&id) else { return };
-        call.running = false;
-        self.take_verdicts(id, now);
-        let Some(call) = self.calls.open.get_mut(&id) else { return };
-        let open = call.batch.open();
-        let silent = self.calls.last_confirmed < call.started;
-        if open > 0 && silent && !std::mem::replace(&mut call.counted, true) {
-            let lone = (call.batch.len() == 1).then(|| call.batch.messages()[0].event().position());
-            let reason = format!("{open} messages without a verdict at the publish deadline");
-            self.destination_failed(call_len(&self.calls, id), lone, &reason, now);
-        }
-    }
-
-    /// Takes in the verdicts that a call has so far, and forgets the call when it has all.
-    fn take_verdicts(&mut self, id: u64, now: Duration) {
-        let Some(mut call) = self.calls.open.remove(&id) else { return };
-        let mut outcome = Outcome::default();
-        for run in &mut call.runs {
-            self.take_run(&call.batch, &call.handles, run, now, &mut outcome);
-        }
-        call.runs.retain(|run| run.next < run.end);
-        call.confirmed |= outcome.confirmed > 0;
-        let sent = call.batch.len();
-        let lone = (sent == 1).then(|| call.batch.messages()[0].event().position());
-        if outcome.confirmed > 0 {
-            self.calls.last_confirmed = now;
-            self.telemetry.delivered.increment(outcome.confirmed);
-        }
-        let over = call.runs.is_empty();
-        if let Some(reason) = outcome.unavailable {
-            if !std::mem::replace(&mut call.counted, true) {
-                self.destination_failed(sent, lone, &reason, now);
-            }
-        } else if outcome.confirmed > 0 && (over || call.counted) {
-            // A late confirmation ends the outage that its silence began, but says nothing about how much may be sent.
-            let sent = if std::mem::replace(&mut call.counted, true) { 0 } else { sent };
-            self.destination_passed(sent, lone.filter(|_| sent > 0));
-        }
-        if !over {
-            let orphaned = !call.running && call.batch.is_orphaned();
-            self.calls.open.insert(id, call);
-            if orphaned && !self.calls.is_abandoning() {
-                self.abandon("a publish call ended without a verdict on every message");
-            }
-        }
-    }
-
-    /// Takes in a run from the front: what is confirmed is delivered; the first that failed decides, once all behind it
-    /// have a verdict too.
-    fn take_run(
-        &mut self,
-        batch: &Batch,
-        handles: &[Handle],
-        run: &mut Run,
-        now: Duration,
-        outcome: &mut Outcome,
-    ) {
-        while run.next < run.end {
-            let index = run.next;
-            match batch.verdict(index) {
-                None => return,
-                Some(Verdict::Confirmed) => {
-                    self.deliver(batch, index, handles[index], now, outcome);
-                    run.next += 1;
-                }
-                Some(Verdict::Failed(failure)) => {
-                    let behind = index + 1..run.end;
-                    if behind.clone().any(|index| batch.verdict(index).is_none()) {
-                        return;
-                    }
-                    // What failed together is sent again first, one by one: so the one that is to blame shows.
-                    self.known.prefer(batch.len() > 1);
-                    self.fail(batch, index, handles[index], &failure, outcome);
-                    for index in behind {
-                        match batch.verdict(index) {
-                            Some(Verdict::Confirmed) => {
-                                self.deliver(batch, index, handles[index], now, outcome);
-                            }
-                            _ => self.give_back(handles[index]),
-                        }
-                    }
-                    self.known.prefer(false);
-                    run.next = run.end;
-                }
-            }
-        }
-    }
-
-    fn deliver(
-        &mut self,
-        batch: &Batch,
-        index: usize,
-        handle: Handle,
-        now: Duration,
-        outcome: &mut Outcome,
-    ) {
-        outcome.confirmed += 1;
-        if !self.known.is_known(handle) {
-            return;
-        }
-        let message = &batch.messages()[index];
-        let acked = self.calls.clock_offset + i64::try_from(now.as_micros()).unwrap_or(0);
-        let took = acked.saturating_sub(message.created_at_micros()).max(0);
-        if self.calls.clock_offset != 0 {
-            self.telemetry.created_to_ack.record(took as f64 / 1e6);
-        }
-        let destination = message.destination().clone();
-        self.destinations.accepted(&destination);
-        let ends_wait = message.event().is_waiting() || self.known.is_charged(handle);
-        self.known.delivered(handle);
-        self.settler.push(Judged::delivered(handle, destination, ends_wait));
-    }
-
-    fn fail(
-        &mut self,
-        batch: &Batch,
-        index: usize,
-        handle: Handle,
-        failure: &Failure,
-        outcome: &mut Outcome,
-    ) {
-        if failure.class == FailureClass::Unavailable {
-            outcome.unavailable = Some(failure.reason.clone());
-        }
-        if !self.known.is_known(handle) {
-            return;
-        }
-        let fate = self.fate(
-            handle,
-            batch.messages()[index].destination(),
-            failure.class,
-            &failure.reason,
-        );
-        match fate {
-            Fate::Back => self.give_back(handle),
-            _ => {
-                self.known.condemned(handle);
-                self.settler.push(Judged::failed(handle, fate, &failure.reason));
-            }
-        }
-    }
-
-    /// Judges a queued event without a call.
-    pub(super) fn condemn_queued(&mut self, handle: Handle, class: FailureClass, reason: &str) {
-        let destination = self.destinations.of(&self.parts.router, self.known.event(handle));
-        let fate = self.fate(handle, &destination, class, reason);
-        if fate != Fate::Back {
-            self.known.judge_queued(handle);
-            self.settler.push(Judged::failed(handle, fate, reason));
-        }
-    }
-
-    /// Decides what becomes of a failed event, and tells.
-    fn fate(
-        &mut self,
-        handle: Handle,
-        destination: &Arc<str>,
-        class: FailureClass,
-        reason: &str,
-    ) -> Fate {
-        let charged = self.known.is_charged(handle);
-        let event = self.known.event(handle);
-        let policy = self.parts.retry.policy(event.event_type(), destination);
-        let refusals = match class {
-            FailureClass::Refused => self.destinations.refused(destination),
-            _ => 0,
-        };
-        // A charged event's attempt is in the table already: what was no fault of the event takes it back, down to the
-        // one that keeps it holding its aggregate.
-        let fate = match judge(class, event.attempts(), refusals, policy, fastrand::f64()) {
-            Fate::Back if charged => Fate::Wait {
-                attempts: event.attempts().max(1),
-                delay: Some(policy.delay(1, fastrand::f64())),
-            },
-            fate => fate,
-        };
-        let outcome = match fate {
-            Fate::Dead { .. } => "dead",
-            Fate::Wait { delay: None, .. } => "blocked",
-            Fate::Wait { .. } if class == FailureClass::Refused => "refused",
-            Fate::Wait { .. } => "retry",
-            Fate::Back => return fate,
-        };
-        self.telemetry.attempt(outcome);
-        log_failure(event, destination, class, outcome, reason);
-        fate
-    }
-
-    fn give_back(&mut self, handle: Handle) {
-        if self.known.is_known(handle) {
-            self.known.back(handle);
-        }
-    }
-
-    fn destination_failed(&mut self, sent: usize, lone: Option<i64>, reason: &str, now: Duration) {
-        let was_down = self.outage.is_down();
-        self.outage.failed(sent, lone, now, fastrand::f64());
-        let pipeline = self.worker.pipeline.name();
-        let pause = self.outage.paused_until(now).unwrap_or(now) - now;
-        if was_down {
-            tracing::debug!(pipeline, sent, ?pause, reason, "the destination is still unavailable");
-        } else {
-            tracing::warn!(
-                pipeline,
-                sent,
-                ?pause,
-                reason,
-                "the destination is unavailable: nothing is counted against events"
-            );
-        }
-    }
-
-    fn destination_passed(&mut self, sent: usize, lone: Option<i64>) {
-        if self.outage.is_down() {
-            tracing::info!(
-                pipeline = self.worker.pipeline.name(),
-                "the destination takes messages"
-            );
-        }
-        let counted = self.outage.passed(sent, lone).and_then(|failed| self.known.find(failed));
-        if let Some(handle) = counted.filter(|handle| self.known.stage(*handle) == Stage::Queued) {
-            let reason = "each time this event was sent alone its destination became unavailable, while others passed";
-            self.condemn_queued(handle, FailureClass::Transient, reason);
-        }
-        if self.outage.limit().is_some() {
-            let suspects: Vec<i64> = self.outage.suspects().collect();
-            for suspect in suspects {
-                if let Some(handle) = self.known.find(suspect) {
-                    self.known.bring_forward(handle);
-                }
-            }
-        }
-    }
-
     /// Whether messages of this lane are in calls without a verdict.
     pub(super) fn has_open(&self, lane: LaneId) -> bool {
         self.calls.open.values().any(|call| {
@@ -539,43 +300,7 @@ impl Pipeline {
     }
 }
 
-/// What one look at a call found.
-#[derive(Debug, Default)]
-struct Outcome {
-    confirmed: u64,
-    unavailable: Option<Arc<str>>,
-}
-
-fn call_len(calls: &Calls, id: u64) -> usize {
-    calls.open.get(&id).map_or(0, |call| call.batch.len())
-}
-
 fn is_same_aggregate(message: &Message, event: &Event) -> bool {
     let other = message.event();
     other.aggregate_id() == event.aggregate_id() && other.aggregate_type() == event.aggregate_type()
-}
-
-/// One line per failed event, with what a person needs to find it elsewhere.
-fn log_failure(event: &Event, destination: &str, class: FailureClass, outcome: &str, reason: &str) {
-    let header = |name: &str| {
-        let mut found = String::new();
-        let _ = headers::for_each(event.headers().unwrap_or("{}"), &mut |header, value| {
-            if header == name {
-                value.clone_into(&mut found);
-            }
-        });
-        found
-    };
-    tracing::warn!(
-        id = %event.id(),
-        event_type = event.event_type(),
-        destination,
-        class = class.as_str(),
-        attempts = event.attempts(),
-        outcome,
-        trace = header(headers::TRACEPARENT),
-        correlation_id = header(headers::CORRELATION_ID),
-        reason,
-        "an event failed"
-    );
 }

@@ -7,6 +7,7 @@ mod config;
 mod known;
 mod leases;
 mod outage;
+mod outcomes;
 mod pipeline;
 mod reading;
 mod settles;
