@@ -1,5 +1,6 @@
 //! The shared servers: one of each, on fixed ports, until they are stopped.
 
+use std::fs;
 use std::path::PathBuf;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
@@ -39,6 +40,9 @@ pub struct Status {
 
 /// Starts the shared servers side by side and waits until each answers; what runs is left as it is.
 ///
+/// A server that does not run starts empty: tests leave their databases and topics behind, and recovering gigabytes of
+/// them after a crash takes longer than any test.
+///
 /// A server whose variable is set in the environment to a place of the user's own is not started.
 /// What the build and these servers need is installed first, as by [`install`](super::install).
 ///
@@ -58,6 +62,7 @@ pub fn start() -> Result<()> {
     install::install_for(&needs)?;
 
     let servers = Servers::new();
+    servers.discard_old_data()?;
     let behind_pgbouncer = wants(PGBOUNCER_URL);
     thread::scope(|scope| {
         let mut starts: Vec<ScopedJoinHandle<'_, Result<()>>> = Vec::new();
@@ -85,7 +90,7 @@ pub fn start() -> Result<()> {
     })
 }
 
-/// Stops the shared servers; their data stay.
+/// Stops the shared servers. Their data go with the next start.
 ///
 /// # Errors
 ///
@@ -187,6 +192,18 @@ impl Servers {
                 Lifetime::Detached,
             ),
         }
+    }
+}
+
+impl Servers {
+    fn discard_old_data(&self) -> Result<()> {
+        let processes = [&self.postgres_15.process, &self.postgres_18.process, &self.kafka.process];
+        for process in processes.into_iter().filter(|process| process.pid().is_none()) {
+            if process.folder().exists() {
+                fs::remove_dir_all(process.folder())?;
+            }
+        }
+        Ok(())
     }
 }
 
