@@ -424,7 +424,7 @@ impl Pipeline {
         };
         // Relays that started together do not stay together.
         let jitter = if timing.poll_min == timing.poll_max { 0.0 } else { fastrand::f64() * 0.1 };
-        let pause = self.reader.pause.mul_f64(1.0 - jitter);
+        let pause = self.reader.pause.mul_f64(1.0 + jitter);
         self.reader.next = if hungry { now } else { now + pause };
     }
 

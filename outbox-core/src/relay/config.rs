@@ -81,8 +81,8 @@ impl Limits {
 pub struct Timing {
     /// The shortest pause between two claims that found something. Default 2 ms.
     pub poll_min: Duration,
-    /// The longest pause between two claims while there is nothing. Default 500 ms. Equal to `poll_min` it is a fixed
-    /// interval.
+    /// The longest pause between two claims while there is nothing, before a random lengthening by up to a tenth.
+    /// Default 500 ms. Equal to `poll_min` it is a fixed interval.
     pub poll_max: Duration,
     /// How long lanes stay with a worker that is silent. Default 30 s.
     pub lease: Duration,
