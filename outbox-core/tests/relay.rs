@@ -1,13 +1,13 @@
 //! The relay at work on the memory backend, on tokio's paused clock.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use outbox_core::memory::{Fault, FaultRule, MemoryPublisher, MemoryStore};
 use outbox_core::{
-    Exhausted, Failure, FailureClass, KeyOrder, Limits, NewEvent, Pipeline, Relay, RetryPolicies,
-    RetryPolicy, Store as _, Worker, Writer as _,
+    Batch, Exhausted, Failure, FailureClass, KeyOrder, Limits, NewEvent, Pipeline, Publisher,
+    Relay, RetryPolicies, RetryPolicy, Store as _, Worker, Writer as _, async_trait,
 };
 
 const LONG: Duration = Duration::from_secs(600);
@@ -188,4 +188,43 @@ async fn in_a_careful_lane_too_an_outage_kills_no_event() {
     relay(&store, &publisher).run(healed).await.unwrap();
     assert_eq!(publisher.messages().len(), 3);
     assert!(store.dead().is_empty());
+}
+
+/// A publisher that keeps the batch of its first call for ever, and says nothing.
+#[derive(Debug)]
+struct Forgetful {
+    inner: MemoryPublisher,
+    kept: Mutex<Option<Batch>>,
+}
+
+#[async_trait]
+impl Publisher for Forgetful {
+    async fn publish(&self, batch: Batch) {
+        let first = self.kept.lock().unwrap().is_none();
+        if first {
+            *self.kept.lock().unwrap() = Some(batch);
+            std::future::pending::<()>().await;
+        } else {
+            self.inner.publish(batch).await;
+        }
+    }
+
+    async fn abandon(&self) {
+        self.inner.abandon().await;
+    }
+
+    fn key_order(&self) -> KeyOrder {
+        KeyOrder::Prefix
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_that_their_publisher_forgot_are_abandoned_in_the_end() {
+    let store = MemoryStore::new();
+    let inner = MemoryPublisher::with_key_order(KeyOrder::Prefix);
+    let publisher = Arc::new(Forgetful { inner: inner.clone(), kept: Mutex::default() });
+    append(&store, "a", &["1", "2"]).await;
+    let relay = Relay::new(Arc::new(store.clone()), publisher).with_virtual_time();
+    relay.run(until_done(&store)).await.unwrap();
+    assert_eq!(types(&inner), ["1", "2"]);
 }

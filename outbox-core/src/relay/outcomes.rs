@@ -10,6 +10,10 @@ use super::settles::Judged;
 use super::verdict::{Fate, judge};
 use crate::{Batch, Event, Failure, FailureClass, Verdict, headers};
 
+/// An open message waits this many publish deadlines for its verdict. Then its publisher has lost it, or is stuck with
+/// it: its aggregate would stand still for ever.
+const OPEN_DEADLINES: u32 = 5;
+
 impl Pipeline {
     /// The publisher's future is over: it returned, panicked, or ran into its deadline.
     pub(super) fn called(&mut self, id: u64, now: Duration) {
@@ -53,9 +57,13 @@ impl Pipeline {
         }
         if !over {
             let orphaned = !call.running && call.batch.is_orphaned();
+            let patience = self.parts.timing.publish_deadline * OPEN_DEADLINES;
+            let forgotten = !call.running && now >= call.started + patience;
             self.calls.open.insert(id, call);
             if orphaned && !self.calls.is_abandoning() {
                 self.abandon("a publish call ended without a verdict on every message");
+            } else if forgotten && !self.calls.is_abandoning() {
+                self.abandon("messages stayed open for many publish deadlines");
             }
         }
     }
