@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod leases;
 mod outages;
 mod reading;
 mod script;
@@ -19,7 +20,7 @@ use script::Script;
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// A table with one lane, a broker, and a relay between them that sweeps only when told so.
+/// A table (with one lane, unless said otherwise), a broker, and a relay between them that sweeps only when told so.
 struct Stage {
     table: MemoryStore,
     script: Script,
@@ -31,9 +32,13 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
+        Self::with_lanes(1)
+    }
+
+    fn with_lanes(lanes: u16) -> Self {
         let capabilities =
             Capabilities::default().with_leases(true).with_watermark(Watermark::Writers);
-        let table = MemoryStore::with_capabilities(1, capabilities);
+        let table = MemoryStore::with_capabilities(lanes, capabilities);
         let mut timing = Timing::default();
         timing.sweep = LONG * 100;
         timing.backlog = Duration::ZERO;

@@ -211,20 +211,3 @@ async fn under_hold_a_blocked_head_stands_until_an_operator_decides_and_a_discar
         .await;
     assert_eq!(stage.arrived(), ["2", "3"]);
 }
-
-#[tokio::test(start_paused = true)]
-async fn a_relay_that_finds_no_free_lane_does_not_hammer_the_database() {
-    let (first, second) = (Stage::new(), Stage::new());
-    let second = Stage { script: Script::new(&first.table), table: first.table.clone(), ..second };
-    first
-        .run(async {
-            first.after(1000).await;
-            let other = second.run(async {
-                second.after(10_000).await;
-                let asked = second.script.count("heartbeat", At::Snapshot);
-                assert!(asked <= 30, "{asked} heartbeats in ten seconds");
-            });
-            other.await;
-        })
-        .await;
-}

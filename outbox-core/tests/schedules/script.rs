@@ -141,6 +141,7 @@ impl Store for Script {
     }
 
     async fn release(&self, worker: &Worker, lanes: &[LaneId]) -> Result<(), StoreError> {
+        self.pass("release", At::Snapshot).await;
         self.0.table.release(worker, lanes).await
     }
 
