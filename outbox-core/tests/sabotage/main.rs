@@ -40,11 +40,19 @@ fn taking_any_one_rule_away_turns_a_test_red() {
     assert_eq!(red(&copy, "none"), [""; 0], "the copy is green while every rule holds");
     let mut unnoticed = Vec::new();
     let is_wanted = |rule: &&Rule| wanted.split(',').any(|part| rule.name.contains(part));
-    for rule in RULES.iter().filter(|rule| wanted == "all" || is_wanted(rule)) {
-        let red = red(&copy, rule.name);
-        println!("{} | {}", rule.name, red.join(", "));
+    let mut names: Vec<&str> = RULES
+        .iter()
+        .filter(|rule| wanted == "all" || is_wanted(rule))
+        .map(|rule| rule.name)
+        .collect();
+    // A rule that is broken in two places has two rows.
+    names.sort_unstable();
+    names.dedup();
+    for name in names {
+        let red = red(&copy, name);
+        println!("{name} | {}", red.join(", "));
         if red.is_empty() {
-            unnoticed.push(rule.name);
+            unnoticed.push(name);
         }
     }
     assert_eq!(unnoticed, [""; 0], "rules that no test notices");
