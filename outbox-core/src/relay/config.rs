@@ -75,7 +75,13 @@ impl Limits {
     }
 }
 
-/// Every duration of a relay.
+/// Every duration of a relay. The lease must exceed heartbeat, publish deadline and a margin together.
+///
+/// ```
+/// # use std::time::Duration;
+/// let mut timing = outbox_core::Timing::default();
+/// timing.sweep = Duration::from_secs(10);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Timing {
@@ -88,9 +94,10 @@ pub struct Timing {
     pub lease: Duration,
     /// How often a worker extends its lease. Default 10 s.
     pub heartbeat: Duration,
-    /// How long a publish call may run. Default 15 s. A call starts only if what is left of the lease exceeds it.
+    /// How long a publish call may run. Default 15 s. A call starts only if what is left of the lease exceeds it and a
+    /// margin.
     pub publish_deadline: Duration,
-    /// How long a statement may run. Default 5 s.
+    /// How long the relay waits for a statement. Default 5 s. What the server may still do after that is the store's setting.
     pub statement_deadline: Duration,
     /// How long a clean stop waits for open calls. Default 20 s.
     pub shutdown_deadline: Duration,

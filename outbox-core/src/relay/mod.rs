@@ -85,7 +85,8 @@ impl Relay {
         }
     }
 
-    /// As this pipeline: its name and the aggregate types that it relays.
+    /// As this pipeline: its name and the aggregate types that it relays. Relays of the same name share its lanes; another
+    /// name needs aggregate types that do not overlap.
     #[must_use]
     pub fn with_pipeline(mut self, pipeline: PipelineName) -> Self {
         self.pipeline = pipeline;
@@ -127,7 +128,8 @@ impl Relay {
         self
     }
 
-    /// Listens to this hint: give the same one to the writer of this process.
+    /// Listens to this hint: give the same one to the writer of this process. It saves the wait for the next poll, up to
+    /// [`Timing::poll_max`].
     #[must_use]
     pub fn with_hint(mut self, hint: Hint) -> Self {
         self.hint = hint;
