@@ -29,6 +29,8 @@ pub struct Counts {
     leases: AtomicU64,
     settled: AtomicU64,
     excluded: AtomicU64,
+    claiming: AtomicU64,
+    settling: AtomicU64,
     expected: u64,
     born: Instant,
     /// Nanoseconds from `born` to the first claim.
@@ -51,6 +53,10 @@ pub struct Calls {
     pub upkeep: u64,
     /// Positions that claims were told to leave out, in all.
     pub excluded: u64,
+    /// Seconds in which a claim was out. There is one at a time.
+    pub claiming: f64,
+    /// Seconds in which a settle was out. There is one at a time.
+    pub settling: f64,
 }
 
 impl<S> Counted<S> {
@@ -64,6 +70,8 @@ impl<S> Counted<S> {
             leases: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             excluded: AtomicU64::new(0),
+            claiming: AtomicU64::new(0),
+            settling: AtomicU64::new(0),
             expected,
             born: Instant::now(),
             first_claim: AtomicU64::new(0),
@@ -102,8 +110,15 @@ impl Counts {
             probes: get(&self.probes),
             upkeep: get(&self.leases),
             excluded: get(&self.excluded),
+            claiming: get(&self.claiming) as f64 / 1e9,
+            settling: get(&self.settling) as f64 / 1e9,
         }
     }
+}
+
+fn count_time(counter: &AtomicU64, since: Instant) {
+    let nanos = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    counter.fetch_add(nanos, Ordering::Relaxed);
 }
 
 fn count(counter: &AtomicU64, by: usize) {
@@ -145,14 +160,18 @@ impl<S: Store> Store for Counted<S> {
             self.counts.first_claim.compare_exchange(0, since, Ordering::AcqRel, Ordering::Relaxed);
         count(&self.counts.claims, 1);
         count(&self.counts.excluded, request.exclude.len());
+        let started = Instant::now();
         let claimed = self.store.claim(request).await?;
+        count_time(&self.counts.claiming, started);
         count(&self.counts.empty_claims, usize::from(claimed.events.is_empty()));
         Ok(claimed)
     }
 
     async fn settle(&self, settlements: &Settlements) -> Result<Settled, StoreError> {
         count(&self.counts.settles, 1);
+        let started = Instant::now();
         let settled = self.store.settle(settlements).await?;
+        count_time(&self.counts.settling, started);
         let gone = (settlements.delivered.len() as u64).saturating_sub(settled.missing);
         let before = self.counts.settled.fetch_add(gone, Ordering::AcqRel);
         if before + gone >= self.counts.expected {

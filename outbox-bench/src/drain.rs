@@ -24,7 +24,7 @@ pub struct Options {
     #[arg(long, default_value_t = 1)]
     pub rounds: u32,
     /// Events of a round before the first, which is not told: programs are warm then. 0 leaves it out.
-    #[arg(long, default_value_t = 100_000)]
+    #[arg(long, default_value_t = 300_000)]
     pub warmup: u64,
     /// URL of a superuser and a maintenance database of PostgreSQL; the bench makes its own database.
     #[arg(long, env = "OUTBOX_TEST_POSTGRES_URL", hide_env_values = true)]
@@ -35,6 +35,9 @@ pub struct Options {
     /// Starts a PostgreSQL 15 and a Kafka of its own, so that nobody else works on them.
     #[arg(long)]
     pub own: bool,
+    /// Speaks TLS to the PostgreSQL that `--own` starts. Without it neither server is spoken to in TLS.
+    #[arg(long, requires = "own")]
+    pub tls: bool,
     /// A setting of the PostgreSQL that `--own` starts: `full_page_writes=off`. May be repeated.
     #[arg(long = "postgres-setting", value_name = "NAME=VALUE", requires = "own")]
     pub postgres_settings: Vec<String>,
@@ -194,7 +197,11 @@ impl Servers {
         let postgres = Postgres::start_with(PostgresVersion::V15, &settings);
         let kafka = Kafka::start();
         Ok(Self {
-            postgres_url: postgres.url(),
+            postgres_url: format!(
+                "{}?sslmode={}",
+                postgres.url(),
+                if options.tls { "require" } else { "disable" }
+            ),
             bootstrap: kafka.bootstrap(),
             _own: Some((postgres, kafka)),
         })

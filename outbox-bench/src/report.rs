@@ -97,6 +97,12 @@ impl Report {
             figure("… settles", "per 1,000 events", &|round| {
                 Some(per_thousand(round.relay.calls.settles))
             }),
+            figure("a claim was out", "of the time", &|round| {
+                Some(round.relay.calls.claiming / round.relay.seconds)
+            }),
+            figure("a settle was out", "of the time", &|round| {
+                Some(round.relay.calls.settling / round.relay.seconds)
+            }),
             figure("… probes and upkeep", "in all", &|round| {
                 Some((round.relay.calls.probes + round.relay.calls.upkeep) as f64)
             }),

@@ -151,7 +151,7 @@ impl KafkaConfig {
             client.set(*name, *value);
         }
         client.set("bootstrap.servers", &self.bootstrap_servers);
-        client.set("linger.ms", self.linger.as_millis().to_string());
+        client.set("linger.ms", (self.linger.as_secs_f64() * 1_000.0).to_string());
         client.set("compression.type", self.compression.name());
         client.set("queue.buffering.max.messages", (2 * self.window).to_string());
         client
