@@ -5,12 +5,14 @@
 //! ```
 //!
 //! The service places orders: each is one transaction that writes the order and appends its event. The relay publishes
-//! the events to the topic `outbox.event.order`, which must exist unless the broker creates topics by itself.
+//! the events to the topic `outbox.event.order`, which must exist unless the broker creates topics by itself. While a
+//! server is down the relay waits for it, and says so in its log on standard error.
 
-use std::error::Error;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
+use anyhow::Context as _;
 use outbox::kafka::{KafkaConfig, KafkaPublisher};
 use outbox::postgres::{PostgresConfig, PostgresOutbox, PostgresStore, Schema};
 use outbox::{Hint, NewEvent, Relay};
@@ -24,6 +26,8 @@ usage: postgres_kafka [POSTGRES_URL KAFKA_BOOTSTRAP]
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    // The relay logs through `tracing`: without a subscriber it would wait for a broker in silence.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let mut args = std::env::args().skip(1);
     let mut setting = |variable| args.next().or_else(|| std::env::var(variable).ok());
     let (Some(database), Some(kafka)) = (setting("DATABASE_URL"), setting("KAFKA_BOOTSTRAP"))
@@ -37,14 +41,15 @@ async fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("error: {error}");
+            // With `#` the causes follow: what the server said.
+            eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
 /// Places some orders while a relay publishes their events; returns the ids of the orders that were committed.
-pub(crate) async fn run(database: &str, kafka: &str) -> Result<Vec<String>, Box<dyn Error>> {
+pub(crate) async fn run(database: &str, kafka: &str) -> anyhow::Result<Vec<String>> {
     let config = PostgresConfig::new(database)?;
     Schema::new(config.clone()).migrate().await?;
     let pool = PgPool::connect(database).await?;
@@ -59,7 +64,7 @@ pub(crate) async fn run(database: &str, kafka: &str) -> Result<Vec<String>, Box<
     let publisher = Arc::new(KafkaPublisher::new(&KafkaConfig::new(kafka))?);
     let relay = Relay::new(store, publisher).with_hint(hint);
     let (stop, stopped) = oneshot::channel::<()>();
-    let relay = tokio::spawn(relay.run(async { _ = stopped.await }));
+    let mut relay = tokio::spawn(relay.run(async { _ = stopped.await }));
 
     let mut placed = Vec::new();
     for total in [1250, 80, 399] {
@@ -67,18 +72,21 @@ pub(crate) async fn run(database: &str, kafka: &str) -> Result<Vec<String>, Box<
     }
     refuse_order(&pool, &outbox).await?;
 
-    published(&pool).await?;
+    println!("waiting until the broker has confirmed every event …");
+    tokio::select! {
+        published = published(&pool) => published?,
+        ended = &mut relay => {
+            ended??;
+            anyhow::bail!("the relay ended before it was told to");
+        }
+    }
     drop(stop);
-    relay.await??;
+    relay.await?.context("the relay did not end well")?;
     Ok(placed)
 }
 
 /// The order and its event, both or none.
-async fn place_order(
-    pool: &PgPool,
-    outbox: &PostgresOutbox,
-    total: i64,
-) -> Result<String, Box<dyn Error>> {
+async fn place_order(pool: &PgPool, outbox: &PostgresOutbox, total: i64) -> anyhow::Result<String> {
     let id = format!("order-{:016x}", fastrand::u64(..));
     let mut transaction = pool.begin().await?;
     sqlx::query("insert into orders (id, total) values ($1, $2)")
@@ -94,7 +102,7 @@ async fn place_order(
 }
 
 /// What is rolled back was never there, event included.
-async fn refuse_order(pool: &PgPool, outbox: &PostgresOutbox) -> Result<(), Box<dyn Error>> {
+async fn refuse_order(pool: &PgPool, outbox: &PostgresOutbox) -> anyhow::Result<()> {
     let mut transaction = pool.begin().await?;
     let event = NewEvent::json("order", "order-refused", "OrderPlaced", &"never published")?;
     outbox.append(&mut transaction, &[event]).await?;
@@ -104,9 +112,9 @@ async fn refuse_order(pool: &PgPool, outbox: &PostgresOutbox) -> Result<(), Box<
 }
 
 /// A row in the table is an event that is not yet published: returns when there is none.
-async fn published(pool: &PgPool) -> Result<(), sqlx::Error> {
+async fn published(pool: &PgPool) -> anyhow::Result<()> {
     while sqlx::query_scalar("select exists (select from outbox)").fetch_one(pool).await? {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     Ok(())
 }

@@ -67,3 +67,8 @@ pub use outbox_sqlite as sqlite;
 #[cfg(all(doctest, feature = "postgres", feature = "kafka"))]
 #[doc = include_str!("../README.md")]
 mod readme {}
+
+/// The program in the page on dead letters compiles.
+#[cfg(all(doctest, feature = "postgres"))]
+#[doc = include_str!("../docs/dead-letters.md")]
+mod dead_letters {}

@@ -43,6 +43,9 @@ fn command(args: &[&str]) -> Result<ExitCode> {
         ["prove", names @ ..] => return prove::run(names),
         ["services", "stop"] => services::stop()?,
         [] | ["help" | "--help" | "-h"] => println!("{HELP}"),
+        ["services"] => {
+            return Err(format!("services: install, start, status or stop?\n{HELP}").into());
+        }
         _ => return Err(format!("unknown command: {}\n{HELP}", args.join(" ")).into()),
     }
     Ok(ExitCode::SUCCESS)

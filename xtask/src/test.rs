@@ -12,7 +12,7 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
     part("servers", services::start)?;
 
     let test = [&["test", "--no-fail-fast"], &WHOLE_WORKSPACE[..]].concat();
-    let build = [&test[..], &["--no-run", "--quiet"]].concat();
+    let build = [&test[..], &["--no-run"]].concat();
     if !part("build", || cargo::run(&build, &[]))? {
         return Ok(ExitCode::FAILURE);
     }
