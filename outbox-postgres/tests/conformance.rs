@@ -1,5 +1,5 @@
 //! The contracts of store, writer and inbox: on PostgreSQL 15, on PostgreSQL 18, and behind pgbouncer in transaction mode,
-//! each with a json and a bytea payload.
+//! each with a json and a bytea payload; once with jsonb.
 #![allow(clippy::unwrap_used, reason = "also in the harness")]
 
 use std::str::FromStr as _;
@@ -36,6 +36,7 @@ conformance!(postgres_15_json, "OUTBOX_TEST_POSTGRES_URL", false, PayloadType::J
 conformance!(postgres_15_bytea, "OUTBOX_TEST_POSTGRES_URL", false, PayloadType::Bytea);
 conformance!(postgres_18_json, "OUTBOX_TEST_POSTGRES_NEW_URL", false, PayloadType::Json);
 conformance!(postgres_18_bytea, "OUTBOX_TEST_POSTGRES_NEW_URL", false, PayloadType::Bytea);
+conformance!(postgres_18_jsonb, "OUTBOX_TEST_POSTGRES_NEW_URL", false, PayloadType::Jsonb);
 conformance!(pgbouncer_json, "OUTBOX_TEST_PGBOUNCER_URL", true, PayloadType::Json);
 conformance!(pgbouncer_bytea, "OUTBOX_TEST_PGBOUNCER_URL", true, PayloadType::Bytea);
 
@@ -203,6 +204,7 @@ impl StoreHarness for Harness {
     fn payload_kind(&self) -> PayloadKind {
         match self.payload {
             PayloadType::Json => PayloadKind::Json,
+            PayloadType::Jsonb => PayloadKind::JsonValue,
             _ => PayloadKind::Bytes,
         }
     }
