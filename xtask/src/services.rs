@@ -1,10 +1,10 @@
-//! Real servers on this machine, without containers: PostgreSQL 15 and 18, pgbouncer, Apache Kafka.
+//! Real servers on this machine, without containers: PostgreSQL 15 and 18, pgbouncer, Apache Kafka, ElasticMQ.
 //!
 //! Two ways to use them:
 //!
 //! - **Shared**: [`start`] brings up one of each on fixed loopback ports and tells where they are
 //!   ([`Variable`]). They outlive the command, and every test of the workspace uses them side by side.
-//! - **Private**: [`Postgres::start`] and [`Kafka::start`] give a test a server of its own on a free
+//! - **Private**: [`Postgres::start`], [`Kafka::start`] and [`ElasticMq::start`] give a test a server of its own on a free
 //!   port, to be stopped, killed, frozen and started again. It ends with its value, and also when the
 //!   test's process is killed.
 //!
@@ -15,6 +15,7 @@
 //!
 //! All functions block; in an async test call them before the work starts or by `spawn_blocking`.
 
+mod elasticmq;
 mod folders;
 mod install;
 mod kafka;
@@ -26,6 +27,7 @@ mod process;
 mod shared;
 mod tls;
 
+pub use elasticmq::ElasticMq;
 pub use folders::cache;
 pub use install::install;
 pub use kafka::Kafka;

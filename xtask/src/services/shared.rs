@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
+use super::elasticmq;
 use super::folders;
 use super::install::{self, Need};
 use super::kafka::Node;
 use super::pgbouncer::Pgbouncer;
 use super::postgres::{Cluster, PostgresVersion, answers};
-use super::process::Lifetime;
+use super::process::{Lifetime, Process};
 use super::{kafka_wire, ports, tls};
 use crate::Result;
 
@@ -59,6 +60,9 @@ pub fn start() -> Result<()> {
     if wants(KAFKA_BOOTSTRAP) {
         needs.push(Need::Kafka);
     }
+    if wants(SQS_ENDPOINT) {
+        needs.push(Need::ElasticMq);
+    }
     install::install_for(&needs)?;
 
     let servers = Servers::new();
@@ -85,6 +89,13 @@ pub fn start() -> Result<()> {
                 scope.spawn(|| timed(servers.kafka.process.name(), || servers.kafka.start())),
             );
         }
+        if wants(SQS_ENDPOINT) {
+            starts.push(
+                scope.spawn(|| {
+                    timed(servers.elasticmq.process.name(), || servers.elasticmq.start())
+                }),
+            );
+        }
         let results = starts.into_iter().map(|start| start.join().expect("a start does not panic"));
         all(results.collect())
     })
@@ -103,6 +114,7 @@ pub fn stop() -> Result<()> {
             scope.spawn(|| all(vec![servers.pgbouncer.stop(), servers.postgres_15.stop()])),
             scope.spawn(|| servers.postgres_18.stop()),
             scope.spawn(|| servers.kafka.stop()),
+            scope.spawn(|| servers.elasticmq.stop()),
         ];
         all(stops.into_iter().map(|stop| stop.join().expect("a stop does not panic")).collect())
     })
@@ -110,24 +122,21 @@ pub fn stop() -> Result<()> {
 
 /// State of the shared servers, by asking each.
 pub fn status() -> Vec<Status> {
-    let Servers { postgres_15, postgres_18, pgbouncer, kafka } = Servers::new();
-    [
-        (&postgres_15.process, postgres_15.url()),
-        (&postgres_18.process, postgres_18.url()),
-        (&pgbouncer.process, pgbouncer.url()),
-        (&kafka.process, kafka.bootstrap()),
+    let servers = Servers::new();
+    let Servers { postgres_15, postgres_18, pgbouncer, kafka, elasticmq } = &servers;
+    let status = |process: &Process, address: String, answers: &dyn Fn(&str) -> bool| Status {
+        name: process.name().to_owned(),
+        pid: process.pid(),
+        answers: process.pid().is_some() && answers(&address),
+        address,
+    };
+    vec![
+        status(&postgres_15.process, postgres_15.url(), &answers),
+        status(&postgres_18.process, postgres_18.url(), &answers),
+        status(&pgbouncer.process, pgbouncer.url(), &answers),
+        status(&kafka.process, kafka.bootstrap(), &kafka_wire::answers),
+        status(&elasticmq.process, elasticmq.endpoint(), &|_| elasticmq.answers()),
     ]
-    .into_iter()
-    .map(|(process, address)| {
-        let answers = process.pid().is_some()
-            && if address.contains("://") {
-                answers(&address)
-            } else {
-                kafka_wire::answers(&address)
-            };
-        Status { name: process.name().to_owned(), pid: process.pid(), answers, address }
-    })
-    .collect()
 }
 
 /// The variables that point the tests to their servers: those of the user's own where the
@@ -153,6 +162,7 @@ fn shared_variables() -> Vec<Variable> {
         Variable { name: PGBOUNCER_URL, value: servers.pgbouncer.url() },
         Variable { name: POSTGRES_CA, value: tls::ca_certificate().display().to_string() },
         Variable { name: KAFKA_BOOTSTRAP, value: servers.kafka.bootstrap() },
+        Variable { name: SQS_ENDPOINT, value: servers.elasticmq.endpoint() },
     ]
 }
 
@@ -167,12 +177,14 @@ const POSTGRES_NEW_URL: &str = "OUTBOX_TEST_POSTGRES_NEW_URL";
 const PGBOUNCER_URL: &str = "OUTBOX_TEST_PGBOUNCER_URL";
 const POSTGRES_CA: &str = "OUTBOX_TEST_POSTGRES_CA";
 const KAFKA_BOOTSTRAP: &str = "OUTBOX_TEST_KAFKA_BOOTSTRAP";
+const SQS_ENDPOINT: &str = "OUTBOX_TEST_SQS_ENDPOINT";
 
 struct Servers {
     postgres_15: Cluster,
     postgres_18: Cluster,
     pgbouncer: Pgbouncer,
     kafka: Node,
+    elasticmq: elasticmq::Node,
 }
 
 impl Servers {
@@ -191,13 +203,23 @@ impl Servers {
                 ports::KAFKA_CONTROLLER,
                 Lifetime::Detached,
             ),
+            elasticmq: elasticmq::Node::new(
+                &folder("elasticmq"),
+                ports::ELASTICMQ,
+                Lifetime::Detached,
+            ),
         }
     }
 }
 
 impl Servers {
     fn discard_old_data(&self) -> Result<()> {
-        let processes = [&self.postgres_15.process, &self.postgres_18.process, &self.kafka.process];
+        let processes = [
+            &self.postgres_15.process,
+            &self.postgres_18.process,
+            &self.kafka.process,
+            &self.elasticmq.process,
+        ];
         for process in processes.into_iter().filter(|process| process.pid().is_none()) {
             if process.folder().exists() {
                 fs::remove_dir_all(process.folder())?;
