@@ -335,6 +335,7 @@ mod tests {
         result.expect_err("a limit is broken").field()
     }
 
+    /// B249
     #[test]
     fn names_are_limited_in_bytes_and_hold_no_nul() {
         let long = "ä".repeat(128);
@@ -355,6 +356,7 @@ mod tests {
         assert_eq!(builder().build().unwrap().headers(), None);
     }
 
+    /// B255
     #[test]
     fn reserved_empty_and_nul_headers_are_refused() {
         for (name, value) in [("id", ""), ("eventType", ""), ("", ""), ("a\0", "")] {

@@ -83,6 +83,7 @@ async fn a_retry_holds_its_aggregate_and_no_other() {
     assert_eq!(types(&publisher), ["other", "bad", "behind"]);
 }
 
+/// B066
 #[tokio::test(start_paused = true)]
 async fn a_permanent_failure_is_dead_lettered_and_its_aggregate_goes_on() {
     let (store, publisher) =

@@ -184,6 +184,7 @@ mod tests {
         assert!(SqliteConfig::from_url("sqlite::memory:").is_err());
     }
 
+    /// B231
     #[test]
     fn names_that_would_need_more_than_quotes_are_refused() {
         for table in ["", "1a", "a b", "a\"b", "sqlite_x", "ä", &"x".repeat(49)] {

@@ -38,7 +38,7 @@ pub async fn every_byte_arrives(harness: &dyn PublisherHarness) {
     arrive(harness, &drafts).await;
 }
 
-/// An event's own headers arrive in their order, beside its id and its type.
+/// An event's own headers arrive in their order, beside its id and its type. B255
 pub async fn headers_arrive_in_their_order(harness: &dyn PublisherHarness) {
     let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     let mut lists = vec![

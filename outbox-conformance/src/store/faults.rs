@@ -12,7 +12,7 @@ use crate::support::{eventually, falls_away};
 /// How often a call is dropped before it is ready.
 const DROPS: usize = 300;
 
-/// Futures that are dropped at any point lose nothing, and leave no transaction open. H036
+/// Futures that are dropped at any point lose nothing, and leave no transaction open. H036, B208
 pub async fn cancelled_calls_lose_nothing(harness: &dyn StoreHarness) {
     let mut owner = Owner::new(harness).await;
     let all = spread(100);

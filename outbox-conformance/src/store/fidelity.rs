@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::owner::{Owner, commit};
 use super::{PayloadKind, StoreHarness};
 
-/// Payloads come out as they went in; NULL and empty are kept apart.
+/// Payloads come out as they went in; NULL and empty are kept apart. B074
 pub async fn every_byte_of_a_payload_survives(harness: &dyn StoreHarness) {
     let kind = harness.payload_kind();
     let payloads = payloads(kind);
@@ -53,7 +53,7 @@ pub async fn every_byte_of_the_headers_survives(harness: &dyn StoreHarness) {
     }
 }
 
-/// Aggregate types and event types of the longest kind come out as they went in.
+/// Aggregate types and event types of the longest kind come out as they went in. B249
 pub async fn names_of_the_longest_kind_survive(harness: &dyn StoreHarness) {
     let build = |aggregate_type: &str, event_type: &str| {
         let builder = NewEvent::builder(aggregate_type, "a", event_type).payload("{}");
@@ -90,12 +90,14 @@ fn payloads(kind: PayloadKind) -> Vec<Option<Vec<u8>>> {
         "null",
         "0.1",
         "12345678901234567890",
+        r#"{"a":"\\u0000"}"#,
     ];
     payloads.extend(json.map(|text| Some(text.as_bytes().to_vec())));
     payloads.push(Some(format!("\"{}\"", "x".repeat(1_100_000)).into_bytes()));
     if kind != PayloadKind::JsonValue {
         payloads.push(Some(b"  {\"a\":1,\"a\":2}  ".to_vec()));
         payloads.push(Some(b"1.1234567890123456789012345678901234567890".to_vec()));
+        payloads.push(Some(br#"{"a":"\u0000","b":"\ud800"}"#.to_vec()));
     }
     if matches!(kind, PayloadKind::Text | PayloadKind::Bytes) {
         payloads.push(Some(Vec::new()));

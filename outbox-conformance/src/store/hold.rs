@@ -68,7 +68,7 @@ pub async fn an_unordered_event_holds_nobody(harness: &dyn StoreHarness) {
     assert_eq!(owner.ids().await, ids_of(&others));
 }
 
-/// An event with a future due time does not come, and the later ones of its aggregate do.
+/// An event with a future due time does not come, and the later ones of its aggregate do. B045
 pub async fn a_scheduled_event_holds_nobody(harness: &dyn StoreHarness) {
     if !harness.store().capabilities().scheduled {
         return falls_away("a_scheduled_event_holds_nobody", NOT_SCHEDULED);

@@ -115,7 +115,7 @@ pub async fn a_stale_epoch_recovers_nothing(harness: &dyn StoreHarness) {
     assert_eq!(crashes(&owner).await, vec![0; owner.lanes.len()]);
 }
 
-/// Eight workers that take and give back at the same time never own a lane under one epoch twice. H031, H038
+/// Eight workers that take and give back at the same time never own a lane under one epoch twice. H031, H038, B045
 pub async fn two_workers_never_win_one_lane(harness: &dyn StoreHarness) {
     let rule = "two_workers_never_win_one_lane";
     if !harness.store().capabilities().leases {

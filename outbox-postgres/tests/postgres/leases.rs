@@ -194,7 +194,7 @@ async fn of_two_overlapping_pipelines_that_join_at_once_one_is_refused() {
     assert_eq!(joined.iter().filter(|joined| **joined).count(), 1, "{joined:?}");
 }
 
-/// H158: a dropped heartbeat, claim or settle leaves the pool usable and no transaction open.
+/// H158: a dropped heartbeat, claim or settle leaves the pool usable and no transaction open. B208
 #[tokio::test]
 async fn a_dropped_call_leaves_no_trace_in_the_pool() {
     let outbox = Outbox::with(|config| config.pool_size(2)).await;

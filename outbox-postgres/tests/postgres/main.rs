@@ -5,6 +5,7 @@ mod claim;
 mod common;
 mod connection;
 mod dead;
+mod dead_link;
 mod inbox;
 mod leases;
 mod probe;

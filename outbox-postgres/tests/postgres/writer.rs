@@ -118,7 +118,7 @@ async fn what_the_columns_cannot_hold_is_refused_with_the_reason() {
     assert_eq!(outbox.count("outbox").await, 0);
 }
 
-/// What went in comes out, byte for byte; of jsonb, PostgreSQL's text of the value.
+/// What went in comes out, byte for byte; of jsonb, PostgreSQL's text of the value. B232
 #[tokio::test]
 async fn payloads_of_all_column_types_come_back() {
     let json = " {\"b\": 1.10, \"a\":[ ],\n\"é\": \"\\u0041\"} ";
