@@ -1,11 +1,12 @@
-//! Real servers on this machine, without containers: PostgreSQL 15 and 18, pgbouncer, Apache Kafka, ElasticMQ.
+//! Real servers on this machine, without containers: PostgreSQL 15 and 18, pgbouncer, Apache Kafka, RabbitMQ,
+//! ElasticMQ.
 //!
 //! Two ways to use them:
 //!
 //! - **Shared**: [`start`] brings up one of each on fixed loopback ports and tells where they are
 //!   ([`Variable`]). They outlive the command, and every test of the workspace uses them side by side.
-//! - **Private**: [`Postgres::start`], [`Kafka::start`] and [`ElasticMq::start`] give a test a server of its own on a free
-//!   port, to be stopped, killed, frozen and started again. It ends with its value, and also when the
+//! - **Private**: [`Postgres::start`], [`Kafka::start`], [`RabbitMq::start`] and [`ElasticMq::start`] give a test a server
+//!   of its own on a free port, to be stopped, killed, frozen and started again. It ends with its value, and also when the
 //!   test's process is killed.
 //!
 //! Everything listens on 127.0.0.1 only. Downloads are cached in `$OUTBOX_CACHE_DIR`, or
@@ -24,6 +25,7 @@ mod pgbouncer;
 mod ports;
 mod postgres;
 mod process;
+mod rabbitmq;
 mod shared;
 mod tls;
 
@@ -32,4 +34,5 @@ pub use folders::cache;
 pub use install::install;
 pub use kafka::Kafka;
 pub use postgres::{Postgres, PostgresVersion};
+pub use rabbitmq::RabbitMq;
 pub use shared::{Status, Variable, start, status, stop, variables};

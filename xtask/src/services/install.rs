@@ -28,6 +28,8 @@ const SYSTEM: &[(Need, &str, &str)] = &[
     (Need::Postgres, "openssl", "openssl"),
     (Need::Kafka, "java", "openjdk-17-jre-headless"),
     (Need::Kafka, "mvn", "maven"),
+    (Need::RabbitMq, "/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server"),
+    (Need::RabbitMq, "openssl", "openssl"),
     (Need::ElasticMq, "java", "openjdk-17-jre-headless"),
     (Need::ElasticMq, "mvn", "maven"),
 ];
@@ -43,6 +45,7 @@ pub(crate) enum Need {
     Build,
     Postgres,
     Kafka,
+    RabbitMq,
     ElasticMq,
 }
 
@@ -54,14 +57,16 @@ pub(crate) enum Need {
 /// Names what is missing when it may not install it, or shows what the installer printed.
 pub fn install() -> Result<()> {
     let _lock = folders::lock()?;
-    install_for(&[Need::Build, Need::Postgres, Need::Kafka, Need::ElasticMq])
+    install_for(&[Need::Build, Need::Postgres, Need::Kafka, Need::RabbitMq, Need::ElasticMq])
 }
 
 /// The caller holds the lock.
 pub(crate) fn install_for(needs: &[Need]) -> Result<()> {
     system_packages(needs)?;
-    if needs.contains(&Need::Postgres) {
+    if needs.contains(&Need::Postgres) || needs.contains(&Need::RabbitMq) {
         tls::create()?;
+    }
+    if needs.contains(&Need::Postgres) {
         postgres_18()?;
     }
     if needs.contains(&Need::Kafka) {

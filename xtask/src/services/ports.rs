@@ -12,6 +12,9 @@ pub(crate) const PGBOUNCER: u16 = 25_432;
 pub(crate) const KAFKA: u16 = 29_092;
 pub(crate) const KAFKA_CONTROLLER: u16 = 29_093;
 pub(crate) const ELASTICMQ: u16 = 29_324;
+pub(crate) const RABBITMQ: u16 = 29_672;
+pub(crate) const RABBITMQ_DISTRIBUTION: u16 = 29_673;
+pub(crate) const RABBITMQ_NAMES: u16 = 29_674;
 
 /// Below the range the kernel takes for outgoing connections, so that a stopped server finds its port free again.
 const PRIVATE: std::ops::Range<u16> = 21_000..25_000;

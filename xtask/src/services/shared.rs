@@ -12,6 +12,7 @@ use super::kafka::Node;
 use super::pgbouncer::Pgbouncer;
 use super::postgres::{Cluster, PostgresVersion, answers};
 use super::process::{Lifetime, Process};
+use super::rabbitmq;
 use super::{kafka_wire, ports, tls};
 use crate::Result;
 
@@ -60,6 +61,9 @@ pub fn start() -> Result<()> {
     if wants(KAFKA_BOOTSTRAP) {
         needs.push(Need::Kafka);
     }
+    if wants(RABBITMQ_URL) {
+        needs.push(Need::RabbitMq);
+    }
     if wants(SQS_ENDPOINT) {
         needs.push(Need::ElasticMq);
     }
@@ -89,6 +93,11 @@ pub fn start() -> Result<()> {
                 scope.spawn(|| timed(servers.kafka.process.name(), || servers.kafka.start())),
             );
         }
+        if wants(RABBITMQ_URL) {
+            starts.push(
+                scope.spawn(|| timed(servers.rabbitmq.process.name(), || servers.rabbitmq.start())),
+            );
+        }
         if wants(SQS_ENDPOINT) {
             starts.push(
                 scope.spawn(|| {
@@ -114,6 +123,7 @@ pub fn stop() -> Result<()> {
             scope.spawn(|| all(vec![servers.pgbouncer.stop(), servers.postgres_15.stop()])),
             scope.spawn(|| servers.postgres_18.stop()),
             scope.spawn(|| servers.kafka.stop()),
+            scope.spawn(|| servers.rabbitmq.stop()),
             scope.spawn(|| servers.elasticmq.stop()),
         ];
         all(stops.into_iter().map(|stop| stop.join().expect("a stop does not panic")).collect())
@@ -123,7 +133,7 @@ pub fn stop() -> Result<()> {
 /// State of the shared servers, by asking each.
 pub fn status() -> Vec<Status> {
     let servers = Servers::new();
-    let Servers { postgres_15, postgres_18, pgbouncer, kafka, elasticmq } = &servers;
+    let Servers { postgres_15, postgres_18, pgbouncer, kafka, rabbitmq, elasticmq } = &servers;
     let status = |process: &Process, address: String, answers: &dyn Fn(&str) -> bool| Status {
         name: process.name().to_owned(),
         pid: process.pid(),
@@ -135,6 +145,7 @@ pub fn status() -> Vec<Status> {
         status(&postgres_18.process, postgres_18.url(), &answers),
         status(&pgbouncer.process, pgbouncer.url(), &answers),
         status(&kafka.process, kafka.bootstrap(), &kafka_wire::answers),
+        status(&rabbitmq.process, rabbitmq.url(), &|_| rabbitmq.answers()),
         status(&elasticmq.process, elasticmq.endpoint(), &|_| elasticmq.answers()),
     ]
 }
@@ -162,6 +173,7 @@ fn shared_variables() -> Vec<Variable> {
         Variable { name: PGBOUNCER_URL, value: servers.pgbouncer.url() },
         Variable { name: POSTGRES_CA, value: tls::ca_certificate().display().to_string() },
         Variable { name: KAFKA_BOOTSTRAP, value: servers.kafka.bootstrap() },
+        Variable { name: RABBITMQ_URL, value: servers.rabbitmq.url() },
         Variable { name: SQS_ENDPOINT, value: servers.elasticmq.endpoint() },
     ]
 }
@@ -177,6 +189,7 @@ const POSTGRES_NEW_URL: &str = "OUTBOX_TEST_POSTGRES_NEW_URL";
 const PGBOUNCER_URL: &str = "OUTBOX_TEST_PGBOUNCER_URL";
 const POSTGRES_CA: &str = "OUTBOX_TEST_POSTGRES_CA";
 const KAFKA_BOOTSTRAP: &str = "OUTBOX_TEST_KAFKA_BOOTSTRAP";
+const RABBITMQ_URL: &str = "OUTBOX_TEST_RABBITMQ_URL";
 const SQS_ENDPOINT: &str = "OUTBOX_TEST_SQS_ENDPOINT";
 
 struct Servers {
@@ -184,6 +197,7 @@ struct Servers {
     postgres_18: Cluster,
     pgbouncer: Pgbouncer,
     kafka: Node,
+    rabbitmq: rabbitmq::Node,
     elasticmq: elasticmq::Node,
 }
 
@@ -203,6 +217,16 @@ impl Servers {
                 ports::KAFKA_CONTROLLER,
                 Lifetime::Detached,
             ),
+            rabbitmq: rabbitmq::Node::new(
+                &folder("rabbitmq"),
+                rabbitmq::Ports {
+                    amqp: ports::RABBITMQ,
+                    distribution: ports::RABBITMQ_DISTRIBUTION,
+                    names: ports::RABBITMQ_NAMES,
+                    tls: None,
+                },
+                Lifetime::Detached,
+            ),
             elasticmq: elasticmq::Node::new(
                 &folder("elasticmq"),
                 ports::ELASTICMQ,
@@ -214,10 +238,15 @@ impl Servers {
 
 impl Servers {
     fn discard_old_data(&self) -> Result<()> {
+        if self.rabbitmq.process.pid().is_none() {
+            // Its name daemon survives a kill, and is found by a file in the folder.
+            self.rabbitmq.stop()?;
+        }
         let processes = [
             &self.postgres_15.process,
             &self.postgres_18.process,
             &self.kafka.process,
+            &self.rabbitmq.process,
             &self.elasticmq.process,
         ];
         for process in processes.into_iter().filter(|process| process.pid().is_none()) {
