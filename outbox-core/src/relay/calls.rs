@@ -170,19 +170,23 @@ impl Pipeline {
         let most = self.outage.limit().unwrap_or(usize::MAX).min(limits.call_events);
         let mut picked: Vec<Handle> = Vec::with_capacity(most.min(self.known.queued()));
         let mut bytes = limits.call_bytes;
+        self.take_back_charge();
+        if let Some(tried) = self.charge_out() {
+            self.known.bring_forward(tried);
+        }
         // An aggregate comes back into line only after the call: so this ends.
         for _ in 0..self.known.ready_len() {
             let Some(head) = self.known.peek() else { break };
             let event = self.known.event(head);
             let alone = self.outage.is_suspect(event.position());
             let careful = self.is_careful(event.lane());
-            if careful && !self.known.is_charged(head) {
-                self.charge(head);
+            let other_is_tried = careful && self.charge_out().is_some_and(|tried| tried != head);
+            if (alone || careful) && (!picked.is_empty() || other_is_tried) {
+                self.known.rotate();
                 continue;
             }
-            let careful_call_runs = careful && !self.calls.is_empty();
-            if (alone || careful) && (!picked.is_empty() || careful_call_runs) {
-                self.known.rotate();
+            if careful && !self.known.is_charged(head) {
+                self.charge(head);
                 continue;
             }
             let single = alone || careful || self.calls.key_order == KeyOrder::Unordered;

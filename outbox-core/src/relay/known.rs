@@ -170,6 +170,22 @@ impl Known {
         self.slot(handle.at).charged
     }
 
+    /// Whether the event's attempt is being written before its call, or is written and the call not over.
+    pub(crate) fn is_being_tried(&self, handle: Handle) -> bool {
+        self.is_known(handle)
+            && match self.stage(handle) {
+                Stage::Queued | Stage::Called => true,
+                Stage::Judged => !self.is_charged(handle),
+                Stage::Settled => false,
+            }
+    }
+
+    /// Whether the queued event is the first of its aggregate.
+    pub(crate) fn is_next(&self, handle: Handle) -> bool {
+        let aggregate = self.slot(handle.at).aggregate;
+        self.aggregates[aggregate as usize].first == Some(handle.at)
+    }
+
     /// Every known event.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Handle, &Event, Stage)> {
         self.slots.iter().enumerate().filter_map(|(at, slot)| {
@@ -352,11 +368,16 @@ impl Known {
 
     /// The attempt of a judged event has been written before its call: it may be sent now, alone.
     pub(crate) fn charged(&mut self, handle: Handle) {
+        self.slot_mut(handle.at).charged = true;
+        self.unjudge(handle);
+    }
+
+    /// The verdict on a judged event is void: it goes back to the front of its aggregate's queue.
+    pub(crate) fn unjudge(&mut self, handle: Handle) {
         let slot = self.slot_mut(handle.at);
-        debug_assert_eq!(slot.stage, Stage::Judged);
+        debug_assert!(slot.stage == Stage::Judged && slot.closes);
         slot.stage = Stage::Queued;
         slot.closes = false;
-        slot.charged = true;
         let aggregate = slot.aggregate;
         self.enqueue(handle.at);
         self.open_one(aggregate);

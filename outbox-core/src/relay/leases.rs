@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::careful::CAREFUL_AFTER;
 use super::known::Stage;
 use super::pipeline::{Pipeline, Reply};
 use super::reading::Lane;
@@ -26,9 +27,6 @@ pub(super) struct Keeper {
     given: BTreeMap<LaneId, Epoch>,
 }
 
-/// A lane whose owners died this often in a row is worked on one event at a time, each counted before it is sent.
-const CAREFUL_AFTER: u16 = 3;
-
 /// A worker that owns less than its share asks again this soon.
 const HUNGRY: Duration = Duration::from_secs(1);
 
@@ -49,11 +47,6 @@ impl Keeper {
 impl Pipeline {
     pub(super) fn lease_left(&self, now: Duration) -> Duration {
         self.keeper.until.saturating_sub(now)
-    }
-
-    /// Whether events of this lane are counted before they are sent.
-    pub(super) fn is_careful(&self, lane: LaneId) -> bool {
-        self.lanes.get(&lane).is_some_and(|lane| lane.crashes >= CAREFUL_AFTER)
     }
 
     /// Extends the lease when it is time, gives up what ran out, hands over what is drained.
@@ -189,6 +182,7 @@ impl Pipeline {
             if let Some(lane) = self.lanes.get_mut(&id) {
                 lane.leaving = true;
             }
+            self.take_back_charge();
             self.known.drop_queued(id);
         }
     }

@@ -1,6 +1,7 @@
 //! The relay: from the table to the broker, in order, once the broker says so.
 
 mod calls;
+mod careful;
 mod claims;
 mod clock;
 mod config;

@@ -16,6 +16,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
 use super::calls::Calls;
+use super::careful::Careful;
 use super::claims::Reader;
 use super::clock::Clock;
 use super::config::{Limits, Timing};
@@ -57,6 +58,7 @@ pub(crate) struct Pipeline {
     pub(super) outage: Outage,
     pub(super) reader: Reader,
     pub(super) calls: Calls,
+    pub(super) careful: Careful,
     pub(super) settler: Settler,
     pub(super) keeper: Keeper,
     pub(super) destinations: Destinations,
@@ -102,6 +104,7 @@ impl Pipeline {
             outage: Outage::new(timing.outage_base, timing.outage_max),
             reader: Reader::new(now, &timing),
             calls: Calls::new(parts.publisher.key_order()),
+            careful: Careful::default(),
             settler: Settler::default(),
             keeper: Keeper::new(now),
             destinations: Destinations::default(),
@@ -211,6 +214,7 @@ impl Pipeline {
     fn stop(&mut self) {
         tracing::info!(pipeline = self.worker.pipeline.name(), "stopping: no more claims");
         self.stopping = Some(self.now() + self.parts.timing.shutdown_deadline);
+        self.take_back_charge();
     }
 
     /// Whether a stop has nothing left to wait for, or may wait no longer.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::known::{Handle, Stage};
+use super::known::Handle;
 use super::pipeline::{Pipeline, Reply};
 use super::verdict::Fate;
 use crate::{
@@ -29,7 +29,6 @@ pub(super) struct Settler {
     out: Option<Out>,
     last: Duration,
     not_before: Duration,
-    next_recovery: Duration,
     failures: u32,
 }
 
@@ -71,14 +70,24 @@ enum Verdict {
 /// How long a verdict that the database refuses stays aside.
 const QUARANTINE: Duration = Duration::from_secs(60);
 
-/// How often lanes that were taken over from the dead are looked at: it costs a walk over all known events.
-const LOOK_FOR_RECOVERY: Duration = Duration::from_millis(100);
-
 const CRASH_SUSPECT: &str = "sent alone since relays died with this lane: counted before the call";
+
+const NOT_SENT: &str = "counted before a call that did not take place";
 
 impl Judged {
     pub(super) fn delivered(handle: Handle, destination: Arc<str>, ends_wait: bool) -> Self {
         Self { handle, verdict: Verdict::Delivered(destination), waits: ends_wait }
+    }
+
+    /// The attempt of this event is written before its call.
+    pub(super) fn charge(handle: Handle, attempts: u32) -> Self {
+        Self { handle, verdict: Verdict::Charge { attempts }, waits: true }
+    }
+
+    /// The attempt was written, but its call will not take place.
+    pub(super) fn take_back(handle: Handle, attempts: u32) -> Self {
+        let (delay, reason) = (Some(Duration::ZERO), NOT_SENT.to_owned());
+        Self { handle, verdict: Verdict::Wait { attempts, delay, reason }, waits: true }
     }
 
     pub(super) fn failed(handle: Handle, fate: Fate, reason: &str) -> Self {
@@ -262,6 +271,7 @@ impl Pipeline {
             Verdict::Charge { .. } => {
                 self.known.evict_behind(handle);
                 self.known.charged(handle);
+                self.take_back_charge();
                 return;
             }
             Verdict::Delivered(_) | Verdict::Dead { .. } => {
@@ -319,6 +329,7 @@ impl Pipeline {
             lane = event.lane(),
             "the database refuses the verdict on this event: it is tried again every minute, others go on"
         );
+        self.forget_charge(judged.handle);
         self.settler.quarantine.push((now + QUARANTINE, judged));
         self.telemetry.quarantined.set(self.settler.quarantine.len() as f64);
     }
@@ -331,51 +342,16 @@ impl Pipeline {
             .into_iter()
             .partition(|(until, _)| now >= *until);
         self.settler.quarantine = waiting;
-        self.settler.parts.extend(due.into_iter().map(|(_, judged)| vec![judged]));
+        for (_, judged) in due {
+            match judged.verdict {
+                // It is counted anew when its turn comes: another one may be counted now.
+                Verdict::Charge { .. } if self.known.is_known(judged.handle) => {
+                    self.known.unjudge(judged.handle);
+                }
+                _ => self.settler.parts.push_back(vec![judged]),
+            }
+        }
         self.telemetry.quarantined.set(self.settler.quarantine.len() as f64);
-    }
-
-    /// Writes the attempt of an event in a careful lane before it is sent.
-    pub(super) fn charge(&mut self, handle: Handle) {
-        debug_assert_eq!(self.known.stage(handle), Stage::Queued);
-        let event = self.known.event(handle);
-        let destination = self.destinations.of(&self.parts.router, event);
-        let event = self.known.event(handle);
-        let policy = self.parts.retry.policy(event.event_type(), &destination);
-        if event.attempts() >= policy.max_attempts {
-            let reason = "relays died each time they sent this event";
-            self.condemn_queued(handle, crate::FailureClass::Permanent, reason);
-            return;
-        }
-        let attempts = event.attempts() + 1;
-        self.telemetry.attempt("charged");
-        self.known.judge_queued(handle);
-        self.settler.push(Judged { handle, verdict: Verdict::Charge { attempts }, waits: true });
-    }
-
-    /// Lanes whose former owners died, and in which what was there then is settled.
-    fn recovered(&mut self, now: Duration) -> Vec<LaneId> {
-        if now < self.settler.next_recovery {
-            return Vec::new();
-        }
-        self.settler.next_recovery = now + LOOK_FOR_RECOVERY;
-        let probed = self.watermark_is_probed();
-        let recovered = |id: LaneId, inherited: i64| {
-            let pending = |(_, event, stage): (Handle, &crate::Event, Stage)| {
-                event.lane() == id && event.position() <= inherited && stage != Stage::Settled
-            };
-            !self.known.iter().any(pending)
-        };
-        self.lanes
-            .iter()
-            .filter(|(_, lane)| lane.crashes > 0 && !lane.leaving)
-            .filter_map(|(id, lane)| {
-                let inherited = lane.inherited?;
-                let closed = !probed || lane.covered >= inherited;
-                let read = lane.read >= inherited && closed;
-                (read && recovered(*id, inherited)).then_some(*id)
-            })
-            .collect()
     }
 }
 

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod careful;
 mod leases;
 mod outages;
 mod reading;
@@ -13,8 +14,8 @@ use std::time::Duration;
 
 use outbox_core::memory::{Fault, MemoryPublisher, MemoryStore, MemoryTransaction};
 use outbox_core::{
-    Capabilities, Due, Failure, FailureClass, Limits, NewEvent, Relay, RetryPolicies, RetryPolicy,
-    Timing, Watermark, Writer as _,
+    Capabilities, Due, Failure, FailureClass, Limits, NewEvent, Publisher, Relay, RetryPolicies,
+    RetryPolicy, Timing, Watermark, Writer as _,
 };
 use script::Script;
 
@@ -58,7 +59,11 @@ impl Stage {
     }
 
     fn relay(&self) -> Relay {
-        Relay::new(Arc::new(self.script.clone()), Arc::new(self.broker.clone()))
+        self.relay_to(Arc::new(self.broker.clone()))
+    }
+
+    fn relay_to(&self, publisher: Arc<dyn Publisher>) -> Relay {
+        Relay::new(Arc::new(self.script.clone()), publisher)
             .with_virtual_time()
             .with_timing(self.timing)
             .with_limits(self.limits)

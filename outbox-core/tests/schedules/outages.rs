@@ -79,53 +79,6 @@ async fn during_an_outage_one_event_probes_with_back_off_and_nothing_is_written(
         .await;
 }
 
-/// Covers H030.
-#[tokio::test(start_paused = true)]
-async fn in_a_lane_whose_owners_died_the_attempt_is_written_before_the_call() {
-    let stage = Stage::new();
-    stage.script.crashes(3);
-    stage.write("a", &["1"]).await;
-    stage.write("b", &["2"]).await;
-    stage.broker.script(FaultRule::always(Fault::Slow(Duration::from_secs(1))));
-    stage
-        .run(async {
-            stage.script.close("settle", At::Snapshot);
-            stage.script.reached("settle", At::Snapshot).await;
-            stage.after(1000).await;
-            assert_eq!(stage.broker.calls(), 0, "sent before it was counted");
-            stage.script.open("settle", At::Snapshot);
-            stage.after(500).await;
-            assert_eq!(stage.broker.calls(), 1, "not sent alone");
-            let pending = stage.table.pending();
-            assert!(pending.iter().all(|event| event.attempts() == 1));
-            stage.until_settled().await;
-            stage.after(1000).await;
-        })
-        .await;
-    let recovered = stage.script.settles().iter().any(|settle| !settle.recovered.is_empty());
-    assert!(recovered, "what was there at the take-over is settled");
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_event_that_killed_its_senders_often_enough_is_given_up_unsent() {
-    let mut stage = Stage::new();
-    stage.retry = stage.retry.with_max_attempts(2);
-    stage.script.crashes(3);
-    stage.write("a", &["killer", "behind"]).await;
-    stage.broker.script(FaultRule::on_type("killer", Fault::Silent));
-    for calls in 1..=2 {
-        let relay = tokio::spawn(stage.relay().run(std::future::pending::<()>()));
-        stage.after(2000).await;
-        relay.abort();
-        assert_eq!(stage.broker.calls(), calls);
-        stage.after(31_000).await;
-    }
-    stage.broker.clear_script();
-    stage.run(stage.until_settled()).await;
-    assert_eq!(stage.table.dead()[0].event.event_type(), "killer");
-    assert_eq!(stage.arrived(), ["behind"]);
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_settle_that_is_refused_is_narrowed_to_the_one_bad_row() {
     let stage = Stage::new();

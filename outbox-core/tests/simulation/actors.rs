@@ -201,6 +201,7 @@ impl Process {
         let now = world.now();
         let lease = world.scenario().timing.lease;
         world.state().ledger.disrupted(now + lease * 2);
+        world.state().ledger.over(self.number);
         self.run.abort();
         let network = world.delay(Duration::from_millis(500));
         tokio::spawn(async move {
@@ -218,6 +219,7 @@ impl Process {
         match tokio::time::timeout(bound, &mut self.run).await {
             Ok(Ok(Ok(()))) => {
                 self.broker.end();
+                world.state().ledger.over(self.number);
                 Ok(())
             }
             Ok(Ok(Err(error))) => Err(format!("r{} ended with: {error}", self.number)),

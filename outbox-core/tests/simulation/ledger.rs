@@ -1,6 +1,6 @@
 //! What should be: every event that was committed, where it stands, where it has appeared. Every step is checked against it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use outbox_core::memory::MemoryStore;
@@ -29,6 +29,12 @@ pub(crate) struct Ledger {
     disruptions: usize,
     pub(crate) duplicates: usize,
     outages: u32,
+    /// The event that each process has charged last: its attempt was written before its call.
+    charges: BTreeMap<usize, usize>,
+    /// Processes that have ended.
+    over: BTreeSet<usize>,
+    /// Charges whose process ended, or lost the lane, before their event had a verdict.
+    died_with: usize,
 }
 
 /// One event.
@@ -53,6 +59,11 @@ pub(crate) struct Record {
     refused: bool,
     /// Whether it has its first attempt from a head that was discarded.
     inherited: bool,
+    /// Who has charged it, under which epoch, and has not written a verdict since.
+    charge: Option<(usize, Epoch)>,
+    charged: bool,
+    /// Charges of it that no verdict followed.
+    died_with: u32,
 }
 
 /// What the writer wrote.
@@ -89,6 +100,9 @@ pub(crate) fn id(number: usize) -> EventId {
     EventId::from_text(&format!("e{number}")).unwrap()
 }
 
+/// How the reason of an attempt begins that is written before its call.
+const CHARGE: &str = "sent alone since relays died";
+
 impl Ledger {
     pub(crate) fn new(scenario: &Scenario) -> Self {
         Self {
@@ -104,6 +118,9 @@ impl Ledger {
             disruptions: 0,
             duplicates: 0,
             outages: 0,
+            charges: BTreeMap::new(),
+            over: BTreeSet::new(),
+            died_with: 0,
         }
     }
 
@@ -127,6 +144,9 @@ impl Ledger {
             permanent: 0,
             refused: false,
             inherited: false,
+            charge: None,
+            charged: false,
+            died_with: 0,
         });
         id(number)
     }
@@ -146,7 +166,7 @@ impl Ledger {
         let record = &mut self.records[number];
         record.place = Place::Table;
         (record.waits, record.blocked, record.requeued) = (true, false, true);
-        record.attempts = 1;
+        (record.attempts, record.charge) = (1, None);
     }
 
     /// An operator has removed the event. The hold of a blocked head passes to the one behind it.
@@ -343,9 +363,15 @@ impl Ledger {
         self.open.retain(|open| open.0 != process);
     }
 
+    /// The process has ended, by itself or by force.
+    pub(crate) fn over(&mut self, process: usize) {
+        self.over.insert(process);
+    }
+
     /// A settle was applied to the table.
     pub(crate) fn settled(
         &mut self,
+        process: usize,
         settlements: &Settlements,
         settled: &Settled,
     ) -> Result<(), String> {
@@ -372,9 +398,15 @@ impl Ledger {
             record.leave(Place::Settled);
         }
         for retry in settlements.retries.iter().filter(|it| held(&it.receipt)) {
-            let record = &self.records[number(&retry.receipt.id)];
-            self.check_attempts(record, retry.attempts)?;
-            let record = &mut self.records[number(&retry.receipt.id)];
+            let number = number(&retry.receipt.id);
+            if retry.reason.starts_with(CHARGE) {
+                let lane = settlements.lanes.iter().find(|it| it.0 == retry.receipt.lane);
+                self.charged(number, process, lane.map_or(0, |it| it.1))?;
+            } else {
+                self.records[number].charge = None;
+            }
+            self.check_attempts(&self.records[number], retry.attempts)?;
+            let record = &mut self.records[number];
             if record.place == Place::Table {
                 record.attempts = retry.attempts;
                 (record.waits, record.blocked) = (true, retry.delay.is_none());
@@ -399,13 +431,44 @@ impl Ledger {
         Ok(())
     }
 
-    /// An attempt stands for a verdict that counts; outages count nothing. Where relays die they count before they send.
+    /// An attempt was written before its call. A process has one such event at a time; another process charges it again
+    /// only when the first one is gone.
+    fn charged(&mut self, number: usize, process: usize, epoch: Epoch) -> Result<(), String> {
+        // Frozen for a while, or without an answer, a process loses lanes, and may have them back.
+        let sure = !self.faults.freezes && !self.faults.statements;
+        if let Some((other, under)) = self.records[number].charge.replace((process, epoch))
+            && (other, under) != (process, epoch)
+        {
+            self.died_with += 1;
+            self.records[number].died_with += 1;
+            let unwritten = self.faults.rejects && is_refused_by_the_database(number);
+            if sure && !unwritten && !self.over.contains(&other) {
+                return Err(format!("e{number} is charged again though r{other} is alive"));
+            }
+        }
+        self.records[number].charged = true;
+        if self.died_with > self.disruptions {
+            return Err(format!("{} charges by {} deaths", self.died_with, self.disruptions));
+        }
+        let Some(before) = self.charges.insert(process, number) else { return Ok(()) };
+        let unwritten = self.faults.rejects && is_refused_by_the_database(before);
+        let before = &self.records[before];
+        let open = before.place == Place::Table && before.charge.is_some_and(|it| it.0 == process);
+        if sure && !unwritten && open && before.id != id(number) {
+            return Err(format!("e{number} is charged while {} is not over", before.id));
+        }
+        Ok(())
+    }
+
+    /// An attempt stands for a verdict that counts, or for a charge that no verdict followed; outages count nothing.
     fn check_attempts(&self, record: &Record, attempts: u32) -> Result<(), String> {
-        let counted =
-            record.transient + record.permanent + u32::from(record.refused || record.inherited);
+        let held = record.refused || record.inherited || record.charged;
+        let counted = record.transient + record.permanent + u32::from(held);
+        let charged = if record.charged { record.died_with + 1 } else { 0 };
+        let counted = counted + charged;
         let bracketed =
             if self.faults.unavailable || self.faults.broker { u32::MAX } else { self.outages / 2 };
-        let excused = self.faults.deadly() || attempts <= counted.saturating_add(bracketed);
+        let excused = attempts <= counted.saturating_add(bracketed);
         if attempts == 0 || !excused {
             return Err(format!("{} has {attempts} attempts after {counted} failures", record.id));
         }
@@ -497,7 +560,7 @@ impl Record {
     fn leave(&mut self, place: Place) {
         if self.place == Place::Table {
             self.place = place;
-            (self.waits, self.blocked) = (false, false);
+            (self.waits, self.blocked, self.charge) = (false, false, None);
         }
     }
 }

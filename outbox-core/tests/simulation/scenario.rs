@@ -60,11 +60,6 @@ impl Faults {
     pub(crate) fn none(self) -> bool {
         self == Self::default()
     }
-
-    /// Whether relays may die in numbers that make lanes careful.
-    pub(crate) fn deadly(self) -> bool {
-        self.kills || self.freezes || self.statements || self.killers
-    }
 }
 
 impl Scenario {

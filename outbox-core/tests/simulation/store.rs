@@ -207,7 +207,7 @@ impl Store for SimStore {
                     settlements.recovered
                 )
             });
-            let checked = world.state().ledger.settled(&settlements, &settled);
+            let checked = world.state().ledger.settled(process, &settlements, &settled);
             world.check(checked);
             Ok(settled)
         };
