@@ -50,6 +50,7 @@
 //! | `sqlite` | `outbox::sqlite`: the embedded default | a file |
 //! | `postgres` | `outbox::postgres` | PostgreSQL |
 //! | `kafka` | `outbox::kafka` | Kafka; builds librdkafka with cmake |
+//! | `sqs` | `outbox::sqs` | Amazon SQS |
 //! | `opentelemetry` | a new event carries the trace context of the current span | |
 //!
 //! This crate has no code of its own: it gives the core and, behind these features, the adapters.
@@ -62,6 +63,8 @@ pub use outbox_kafka as kafka;
 pub use outbox_postgres as postgres;
 #[cfg(feature = "sqlite")]
 pub use outbox_sqlite as sqlite;
+#[cfg(feature = "sqs")]
+pub use outbox_sqs as sqs;
 
 /// The program in the README compiles.
 #[cfg(all(doctest, feature = "postgres", feature = "kafka"))]
@@ -72,3 +75,8 @@ mod readme {}
 #[cfg(all(doctest, feature = "postgres"))]
 #[doc = include_str!("../docs/dead-letters.md")]
 mod dead_letters {}
+
+/// The program in the page on Amazon SQS compiles.
+#[cfg(all(doctest, feature = "sqs"))]
+#[doc = include_str!("../docs/sqs.md")]
+mod sqs_page {}

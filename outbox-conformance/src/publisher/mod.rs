@@ -91,6 +91,7 @@ pub struct Faults {
     refused_destination: Option<Arc<str>>,
     deadline: Option<Duration>,
     repeated_headers: bool,
+    header_order: bool,
 }
 
 impl Default for Faults {
@@ -104,6 +105,7 @@ impl Default for Faults {
             refused_destination: None,
             deadline: None,
             repeated_headers: true,
+            header_order: true,
         }
     }
 }
@@ -162,6 +164,13 @@ impl Faults {
     #[must_use]
     pub fn without_repeated_headers(mut self) -> Self {
         self.repeated_headers = false;
+        self
+    }
+
+    /// The headers of a message arrive in any order.
+    #[must_use]
+    pub fn without_header_order(mut self) -> Self {
+        self.header_order = false;
         self
     }
 }
