@@ -1,5 +1,6 @@
 //! The messages of one publish call, and the verdicts on them.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -116,7 +117,7 @@ pub struct Batch(Arc<Inner>);
 struct Inner {
     messages: Vec<Message>,
     slots: Vec<AtomicU8>,
-    failures: Mutex<Vec<(usize, Failure)>>,
+    failures: Mutex<HashMap<usize, Failure>>,
     /// Messages without a verdict.
     open: AtomicUsize,
     all_settled: Notify,
@@ -137,7 +138,7 @@ impl Batch {
         Self(Arc::new(Inner {
             messages,
             slots,
-            failures: Mutex::new(Vec::new()),
+            failures: Mutex::default(),
             open,
             all_settled: Notify::new(),
         }))
@@ -185,7 +186,7 @@ impl Batch {
         let slot = &self.0.slots[index];
         let new = slot.compare_exchange(OPEN, FAILING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if new {
-            self.failures().push((index, failure));
+            self.failures().insert(index, failure);
             slot.store(FAILED, Ordering::Release);
             self.settled_one();
         }
@@ -206,11 +207,7 @@ impl Batch {
     pub fn verdict(&self, index: usize) -> Option<Verdict> {
         match self.0.slots[index].load(Ordering::Acquire) {
             CONFIRMED => Some(Verdict::Confirmed),
-            FAILED => {
-                let failures = self.failures();
-                let found = failures.iter().find(|(failed, _)| *failed == index);
-                found.map(|(_, failure)| Verdict::Failed(failure.clone()))
-            }
+            FAILED => self.failures().get(&index).cloned().map(Verdict::Failed),
             _ => None,
         }
     }
@@ -244,7 +241,7 @@ impl Batch {
         }
     }
 
-    fn failures(&self) -> std::sync::MutexGuard<'_, Vec<(usize, Failure)>> {
+    fn failures(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Failure>> {
         self.0.failures.lock().expect("no panic while the failures are locked")
     }
 }

@@ -155,7 +155,7 @@ impl Pipeline {
             if active > 0 && self.known.queued() < limits.call_events / 2 && now < company {
                 return Some(company);
             }
-            let handles = self.pick();
+            let handles = self.pick(now);
             if handles.is_empty() {
                 // What is in line is charged first, or waits for a call that runs: a reply wakes us.
                 return None;
@@ -165,7 +165,7 @@ impl Pipeline {
     }
 
     /// Takes the events of the next call out of the queue.
-    fn pick(&mut self) -> Vec<Handle> {
+    fn pick(&mut self, now: Duration) -> Vec<Handle> {
         let limits = self.parts.limits;
         let most = self.outage.limit().unwrap_or(usize::MAX).min(limits.call_events);
         let mut picked: Vec<Handle> = Vec::with_capacity(most.min(self.known.queued()));
@@ -181,11 +181,16 @@ impl Pipeline {
             let alone = self.outage.is_suspect(event.position());
             let careful = self.is_careful(event.lane());
             let other_is_tried = careful && self.charge_out().is_some_and(|tried| tried != head);
-            if (alone || careful) && (!picked.is_empty() || other_is_tried) {
+            let charge = careful && !self.known.is_charged(head);
+            if (alone || careful)
+                && (!picked.is_empty()
+                    || other_is_tried
+                    || (charge && !self.settler.refused.may_charge(now)))
+            {
                 self.known.rotate();
                 continue;
             }
-            if careful && !self.known.is_charged(head) {
+            if charge {
                 self.charge(head);
                 continue;
             }
@@ -228,11 +233,12 @@ impl Pipeline {
         self.calls.next += 1;
         let (publisher, shared) = (self.parts.publisher.clone(), batch.clone());
         let (deadline, telemetry) = (self.parts.timing.publish_deadline, self.telemetry.clone());
+        let pipeline = self.worker.pipeline.name().to_owned();
         let task = self.task(async move {
             let started = tokio::time::Instant::now();
             let call = AssertUnwindSafe(async move { publisher.publish(shared).await });
             if let Ok(Err(_)) = tokio::time::timeout(deadline, call.catch_unwind()).await {
-                tracing::error!("the publisher panicked; its message is above");
+                tracing::error!(pipeline, "the publisher panicked; its message is above");
             }
             telemetry.publish_duration.record(started.elapsed().as_secs_f64());
             Reply::Called(id)

@@ -82,9 +82,12 @@ impl Pipeline {
         }
         self.careful.next_look = now + LOOK;
         let probed = self.watermark_is_probed();
+        // What is set aside was sent, or will be counted: it says nothing about who dies.
+        let aside = self.settler.refused.handles();
         let recovered = |id: LaneId, inherited: i64| {
-            let pending = |(_, event, stage): (Handle, &Event, Stage)| {
-                event.lane() == id && event.position() <= inherited && stage != Stage::Settled
+            let pending = |(handle, event, stage): (Handle, &Event, Stage)| {
+                let pending = stage != Stage::Settled && !aside.contains(&handle);
+                event.lane() == id && event.position() <= inherited && pending
             };
             !self.known.iter().any(pending)
         };

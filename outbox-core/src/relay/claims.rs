@@ -393,15 +393,13 @@ impl Pipeline {
     }
 
     fn take_on(&mut self, event: Event) {
-        let unreadable = match (event.fault(), event.headers()) {
-            (Some(fault), _) => Some(fault.to_owned()),
-            (None, Some(json)) => {
-                headers::for_each(json, &mut |_, _| {}).err().map(|error| error.to_string())
-            }
-            (None, None) => None,
-        };
+        let fault = event.fault().map(str::to_owned);
+        let headers = event.headers().filter(|_| fault.is_none());
+        let headers = headers.and_then(|json| headers::for_each(json, &mut |_, _| {}).err());
         let handle = self.known.insert(event);
-        if let Some(reason) = unreadable {
+        if let Some(fault) = fault {
+            self.bury_unreadable(handle, &fault);
+        } else if let Some(reason) = headers.map(|error| error.to_string()) {
             self.condemn_queued(handle, crate::FailureClass::Permanent, &reason);
         }
     }

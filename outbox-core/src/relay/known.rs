@@ -59,6 +59,13 @@ struct Aggregate {
     ready: bool,
 }
 
+/// Counts of a lane.
+#[derive(Clone, Copy, Debug, Default)]
+struct OfLane {
+    unsettled: usize,
+    queued: usize,
+}
+
 /// All known events of a pipeline.
 #[derive(Debug)]
 pub(crate) struct Known {
@@ -81,8 +88,7 @@ pub(crate) struct Known {
     highest: Vec<Position>,
     waiting: usize,
     unsettled: usize,
-    /// Unsettled events by lane.
-    by_lane: Vec<usize>,
+    by_lane: Vec<OfLane>,
     queued: usize,
     bytes: usize,
 }
@@ -121,7 +127,7 @@ impl Known {
 
     /// Events of a lane that are not settled.
     pub(crate) fn unsettled_of(&self, lane: LaneId) -> usize {
-        self.by_lane.get(usize::from(lane)).copied().unwrap_or(0)
+        self.by_lane.get(usize::from(lane)).map_or(0, |of_lane| of_lane.unsettled)
     }
 
     /// Events that wait for their turn.
@@ -406,7 +412,9 @@ impl Known {
 
     /// Drops queued events of a lane.
     pub(crate) fn drop_queued(&mut self, lane: LaneId) {
-        self.drop_where(|slot| slot.event.lane() == lane && slot.stage == Stage::Queued);
+        if self.by_lane.get(usize::from(lane)).is_some_and(|of_lane| of_lane.queued > 0) {
+            self.drop_where(|slot| slot.event.lane() == lane && slot.stage == Stage::Queued);
+        }
     }
 
     /// Drops everything of a lane, whatever stage it is in.
@@ -417,22 +425,30 @@ impl Known {
         }
     }
 
+    /// Drops a judged event: its verdict will not be written here.
+    pub(crate) fn drop_judged(&mut self, handle: Handle) {
+        debug_assert_eq!(self.stage(handle), Stage::Judged);
+        self.drop_at(handle.at);
+    }
+
     fn drop_where(&mut self, gone: impl Fn(&Slot) -> bool) {
         for at in 0..self.slots.len() {
-            let Some(slot) = &self.slots[at] else { continue };
-            if !gone(slot) {
-                continue;
+            if self.slots[at].as_ref().is_some_and(&gone) {
+                self.drop_at(u32::try_from(at).expect("slots fit u32"));
             }
-            let (stage, closes, aggregate) = (slot.stage, slot.closes, slot.aggregate);
-            let at = u32::try_from(at).expect("slots fit u32");
-            match stage {
-                Stage::Queued => self.unlink(at),
-                Stage::Called => self.open_one(aggregate),
-                Stage::Judged if closes => self.open_one(aggregate),
-                Stage::Judged | Stage::Settled => {}
-            }
-            self.remove(at);
         }
+    }
+
+    fn drop_at(&mut self, at: u32) {
+        let slot = self.slot(at);
+        let (stage, closes, aggregate) = (slot.stage, slot.closes, slot.aggregate);
+        match stage {
+            Stage::Queued => self.unlink(at),
+            Stage::Called => self.open_one(aggregate),
+            Stage::Judged if closes => self.open_one(aggregate),
+            Stage::Judged | Stage::Settled => {}
+        }
+        self.remove(at);
     }
 
     fn aggregate_of(&mut self, event: &Event) -> u32 {
@@ -490,7 +506,7 @@ impl Known {
         if next.is_none() {
             self.aggregates[aggregate as usize].last = Some(at);
         }
-        self.queued += 1;
+        self.count_queued(at, 1);
         self.make_ready(aggregate);
     }
 
@@ -502,7 +518,7 @@ impl Known {
             if next.is_none() {
                 queue.last = None;
             }
-            self.queued -= 1;
+            self.count_queued(first, -1);
         }
     }
 
@@ -523,7 +539,7 @@ impl Known {
         if next.is_none() {
             self.aggregates[aggregate as usize].last = before;
         }
-        self.queued -= 1;
+        self.count_queued(at, -1);
         if self.aggregates[aggregate as usize].first.is_none() {
             self.unready(aggregate);
         }
@@ -580,18 +596,25 @@ impl Known {
         }
     }
 
+    fn count_queued(&mut self, at: u32, change: isize) {
+        let lane = usize::from(self.slot(at).event.lane());
+        let of_lane = &mut self.by_lane[lane].queued;
+        *of_lane = of_lane.saturating_add_signed(change);
+        self.queued = self.queued.saturating_add_signed(change);
+    }
+
     fn count_in(&mut self, lane: LaneId, bytes: u32) {
         let lane = usize::from(lane);
         if self.by_lane.len() <= lane {
-            self.by_lane.resize(lane + 1, 0);
+            self.by_lane.resize(lane + 1, OfLane::default());
         }
-        self.by_lane[lane] += 1;
+        self.by_lane[lane].unsettled += 1;
         self.unsettled += 1;
         self.bytes += bytes as usize;
     }
 
     fn count_out(&mut self, lane: LaneId, bytes: u32) {
-        self.by_lane[usize::from(lane)] -= 1;
+        self.by_lane[usize::from(lane)].unsettled -= 1;
         self.unsettled -= 1;
         self.bytes -= bytes as usize;
     }

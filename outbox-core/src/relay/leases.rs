@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::careful::CAREFUL_AFTER;
-use super::known::Stage;
 use super::pipeline::{Pipeline, Reply};
 use super::reading::Lane;
 use super::sharing::fair_share;
@@ -21,8 +20,8 @@ pub(super) struct Keeper {
     until: Duration,
     /// Whether the last heartbeat was answered in time: after a gap nobody is buried in the first round.
     steady: bool,
-    /// Until when lanes that leave may wait for their open messages.
-    patience: Option<Duration>,
+    /// Until when each lane that leaves may wait for its open messages.
+    patience: BTreeMap<LaneId, Duration>,
     /// Lanes given back, and the epoch under which they were ours: a heartbeat that was on its way may still list them.
     given: BTreeMap<LaneId, Epoch>,
 }
@@ -38,7 +37,7 @@ impl Keeper {
             next_acquire: now,
             until: now,
             steady: true,
-            patience: None,
+            patience: BTreeMap::new(),
             given: BTreeMap::new(),
         }
     }
@@ -189,25 +188,21 @@ impl Pipeline {
 
     /// Gives back the lanes that leave and of which nothing is on its way any more.
     fn hand_over(&mut self, now: Duration) {
-        let leaving = |lane: &Lane| lane.leaving;
-        if !self.lanes.values().any(leaving) {
-            self.keeper.patience = None;
-            return;
+        let ids: Vec<LaneId> =
+            self.lanes.iter().filter(|(_, lane)| lane.leaving).map(|(id, _)| *id).collect();
+        self.keeper.patience.retain(|id, _| ids.contains(id));
+        for id in &ids {
+            // What failed or was judged meanwhile comes back into the queue; what cannot be settled is left to the next owner.
+            self.known.drop_queued(*id);
+            self.drop_refused(*id);
+            let patience = now + self.parts.timing.publish_deadline;
+            let deadline = *self.keeper.patience.entry(*id).or_insert(patience);
+            if now >= deadline && self.has_open(*id) && !self.calls.is_abandoning() {
+                self.abandon("a lane with open messages is handed over");
+            }
         }
-        let ids = self.lanes.iter().filter(|(_, lane)| lane.leaving).map(|(id, _)| *id);
-        let ids: Vec<LaneId> = ids.collect();
-        // What failed or was judged meanwhile comes back into the queue.
-        ids.iter().for_each(|id| self.known.drop_queued(*id));
-        let busy = |id: LaneId| {
-            self.known.iter().any(|(_, event, stage)| event.lane() == id && stage != Stage::Settled)
-        };
-        let drained: Vec<LaneId> = ids.iter().copied().filter(|id| !busy(*id)).collect();
-        let deadline =
-            *self.keeper.patience.get_or_insert(now + self.parts.timing.publish_deadline);
-        let stuck = ids.iter().any(|id| self.has_open(*id));
-        if now >= deadline && stuck && !self.calls.is_abandoning() {
-            self.abandon("a lane with open messages is handed over");
-        }
+        let drained: Vec<LaneId> =
+            ids.into_iter().filter(|id| self.known.unsettled_of(*id) == 0).collect();
         if drained.is_empty() {
             return;
         }
@@ -242,6 +237,7 @@ impl Pipeline {
         tracing::warn!(pipeline, lane, open, why, "lane lost: its open events may come twice");
         self.telemetry.leases_lost.increment(1);
         self.telemetry.lanes_owned.set(self.lanes.len() as f64);
+        self.drop_refused(lane);
         self.known.drop_lane(lane);
         if open && !self.calls.is_abandoning() {
             self.abandon("a lane with open messages was lost");

@@ -11,6 +11,7 @@ mod outage;
 mod outcomes;
 mod pipeline;
 mod reading;
+mod refused;
 mod settles;
 mod sharing;
 mod verdict;

@@ -7,7 +7,7 @@ use super::calls::{Calls, Run};
 use super::known::{Handle, Stage};
 use super::pipeline::Pipeline;
 use super::settles::Judged;
-use super::verdict::{Fate, judge};
+use super::verdict::{Fate, judge, unreadable};
 use crate::{Batch, Event, Failure, FailureClass, Verdict, headers};
 
 /// An open message waits this many publish deadlines for its verdict. Then its publisher has lost it, or is stuck with
@@ -173,6 +173,17 @@ impl Pipeline {
         }
     }
 
+    /// Judges a queued event that nobody can read.
+    pub(super) fn bury_unreadable(&mut self, handle: Handle, reason: &str) {
+        let event = self.known.event(handle);
+        let (pipeline, destination) = (self.worker.pipeline.name(), "");
+        log_failure(pipeline, event, destination, FailureClass::Permanent, "dead", reason);
+        let fate = unreadable(event.attempts());
+        self.telemetry.attempt("dead");
+        self.known.judge_queued(handle);
+        self.settler.push(Judged::failed(handle, fate, reason));
+    }
+
     /// Decides what becomes of a failed event, and tells.
     fn fate(
         &mut self,
@@ -205,7 +216,8 @@ impl Pipeline {
             Fate::Back => return fate,
         };
         self.telemetry.attempt(outcome);
-        log_failure(event, destination, class, outcome, reason);
+        let pipeline = self.worker.pipeline.name();
+        log_failure(pipeline, event, destination, class, outcome, reason);
         fate
     }
 
@@ -267,26 +279,45 @@ fn call_len(calls: &Calls, id: u64) -> usize {
     calls.open.get(&id).map_or(0, |call| call.batch.len())
 }
 
-/// One line per failed event, with what a person needs to find it elsewhere.
-fn log_failure(event: &Event, destination: &str, class: FailureClass, outcome: &str, reason: &str) {
-    let header = |name: &str| {
-        let mut found = String::new();
-        let _ = headers::for_each(event.headers().unwrap_or("{}"), &mut |header, value| {
-            if header == name {
-                value.clone_into(&mut found);
-            }
-        });
-        found
-    };
+/// What a person needs to find an event elsewhere, beside its id and type.
+pub(super) struct EventLog {
+    pub(super) trace: String,
+    pub(super) correlation_id: String,
+}
+
+impl EventLog {
+    pub(super) fn of(event: &Event) -> Self {
+        let mut log = Self { trace: String::new(), correlation_id: String::new() };
+        let _ =
+            headers::for_each(event.headers().unwrap_or("{}"), &mut |header, value| match header {
+                headers::TRACEPARENT => value.clone_into(&mut log.trace),
+                headers::CORRELATION_ID => value.clone_into(&mut log.correlation_id),
+                _ => {}
+            });
+        log
+    }
+}
+
+/// One line per failed event.
+fn log_failure(
+    pipeline: &str,
+    event: &Event,
+    destination: &str,
+    class: FailureClass,
+    outcome: &str,
+    reason: &str,
+) {
+    let log = EventLog::of(event);
     tracing::warn!(
+        pipeline,
         id = %event.id(),
         event_type = event.event_type(),
         destination,
         class = class.as_str(),
         attempts = event.attempts(),
         outcome,
-        trace = header(headers::TRACEPARENT),
-        correlation_id = header(headers::CORRELATION_ID),
+        trace = log.trace,
+        correlation_id = log.correlation_id,
         reason,
         "an event failed"
     );

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::known::Handle;
 use super::pipeline::{Pipeline, Reply};
+use super::refused::Refused;
 use super::verdict::Fate;
 use crate::{
     Dead, Delivered, Epoch, LaneId, MAX_REASON_BYTES, Retry, Settled, Settlements, StoreError,
@@ -23,9 +24,8 @@ pub(super) struct Settler {
     /// Verdicts that begin or end a wait.
     waits: VecDeque<Judged>,
     /// Parts of a settle that failed as a whole: smaller and smaller, until the one bad event is known.
-    parts: VecDeque<Vec<Judged>>,
-    /// What the database refuses by itself, and when it is tried again.
-    quarantine: Vec<(Duration, Judged)>,
+    pub(super) parts: VecDeque<Vec<Judged>>,
+    pub(super) refused: Refused,
     out: Option<Out>,
     last: Duration,
     not_before: Duration,
@@ -47,6 +47,20 @@ pub(super) struct Judged {
     verdict: Verdict,
     /// Whether it begins or ends a wait.
     waits: bool,
+    /// Whether the database has refused it by itself.
+    pub(super) refused: bool,
+}
+
+/// What a verdict does to its row: a database may refuse one and take another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Delivered,
+    Waits,
+    Dead,
+}
+
+impl Kind {
+    pub(super) const COUNT: usize = 3;
 }
 
 #[derive(Debug)]
@@ -67,27 +81,29 @@ enum Verdict {
     },
 }
 
-/// How long a verdict that the database refuses stays aside.
-const QUARANTINE: Duration = Duration::from_secs(60);
-
 const CRASH_SUSPECT: &str = "sent alone since relays died with this lane: counted before the call";
 
 const NOT_SENT: &str = "counted before a call that did not take place";
 
 impl Judged {
     pub(super) fn delivered(handle: Handle, destination: Arc<str>, ends_wait: bool) -> Self {
-        Self { handle, verdict: Verdict::Delivered(destination), waits: ends_wait }
+        Self { handle, verdict: Verdict::Delivered(destination), waits: ends_wait, refused: false }
     }
 
     /// The attempt of this event is written before its call.
     pub(super) fn charge(handle: Handle, attempts: u32) -> Self {
-        Self { handle, verdict: Verdict::Charge { attempts }, waits: true }
+        Self { handle, verdict: Verdict::Charge { attempts }, waits: true, refused: false }
     }
 
     /// The attempt was written, but its call will not take place.
     pub(super) fn take_back(handle: Handle, attempts: u32) -> Self {
         let (delay, reason) = (Some(Duration::ZERO), NOT_SENT.to_owned());
-        Self { handle, verdict: Verdict::Wait { attempts, delay, reason }, waits: true }
+        Self {
+            handle,
+            verdict: Verdict::Wait { attempts, delay, reason },
+            waits: true,
+            refused: false,
+        }
     }
 
     pub(super) fn failed(handle: Handle, fate: Fate, reason: &str) -> Self {
@@ -98,17 +114,47 @@ impl Judged {
             Fate::Back => unreachable!("what goes back is not settled"),
         };
         // Even a dead letter: should it have waited, its successors are held back by the table.
-        Self { handle, verdict, waits: true }
+        Self { handle, verdict, waits: true, refused: false }
+    }
+}
+
+impl Judged {
+    pub(super) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        match self.verdict {
+            Verdict::Delivered(_) => Kind::Delivered,
+            Verdict::Wait { .. } | Verdict::Charge { .. } => Kind::Waits,
+            Verdict::Dead { .. } => Kind::Dead,
+        }
+    }
+
+    pub(super) fn is_charge(&self) -> bool {
+        matches!(self.verdict, Verdict::Charge { .. })
     }
 }
 
 impl Settler {
     pub(super) fn push(&mut self, judged: Judged) {
+        let Some(judged) = self.refused.keep(judged) else { return };
         if judged.waits {
             self.waits.push_back(judged);
         } else {
             self.plain.push_back(judged);
         }
+    }
+
+    /// Takes out all verdicts of this kind that wait to be written.
+    pub(super) fn take_kind(&mut self, kind: Kind) -> Vec<Judged> {
+        let parts = std::mem::take(&mut self.parts).into_iter().flatten();
+        let all =
+            std::mem::take(&mut self.plain).into_iter().chain(std::mem::take(&mut self.waits));
+        let (taken, others): (Vec<_>, Vec<_>) =
+            parts.chain(all).partition(|judged| judged.kind() == kind);
+        others.into_iter().for_each(|judged| self.push(judged));
+        taken
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -129,15 +175,33 @@ impl Settler {
 impl Pipeline {
     /// Starts a settle if there is something to settle; else when to look again.
     pub(super) fn pump_settles(&mut self, now: Duration) -> Option<Duration> {
-        self.end_quarantine(now);
+        self.pump_refused(now);
         if self.settler.out.is_some() {
             return None;
         }
         if now < self.settler.not_before {
             return Some(self.settler.not_before);
         }
-        let quiet = !self.reader.is_claiming();
         let recovered = self.recovered(now);
+        loop {
+            let judged = match self.next_settle(&recovered, now) {
+                Ok(judged) => judged,
+                Err(next) => return next,
+            };
+            // Nothing may be left of it, since lanes are lost and handed over.
+            if self.start_settle(judged, recovered.clone(), now) {
+                return None;
+            }
+        }
+    }
+
+    /// What to settle next; else when to look again.
+    fn next_settle(
+        &mut self,
+        recovered: &[LaneId],
+        now: Duration,
+    ) -> Result<Vec<Judged>, Option<Duration>> {
+        let quiet = !self.reader.is_claiming();
         let judged = match self.settler.parts.front() {
             Some(part) if quiet || !part.iter().any(|judged| judged.waits) => {
                 self.settler.parts.pop_front().unwrap_or_default()
@@ -154,19 +218,24 @@ impl Pipeline {
                 let next = self.settler.last + self.parts.timing.settle_gap;
                 let many = self.settler.plain.len() >= (most / 16).max(1);
                 if !many && self.stopping.is_none() && now < next {
-                    return Some(next);
+                    return Err(Some(next));
                 }
                 let plain = self.settler.plain.len().min(most);
                 self.settler.plain.drain(..plain).collect()
             }
             _ if !recovered.is_empty() => Vec::new(),
-            _ => return None,
+            _ => return Err(None),
         };
-        self.start_settle(judged, recovered, now);
-        None
+        Ok(judged)
     }
 
-    fn start_settle(&mut self, mut judged: Vec<Judged>, recovered: Vec<LaneId>, now: Duration) {
+    /// Starts a settle, unless nothing is left of it.
+    fn start_settle(
+        &mut self,
+        mut judged: Vec<Judged>,
+        recovered: Vec<LaneId>,
+        now: Duration,
+    ) -> bool {
         judged.retain(|judged| self.known.is_known(judged.handle));
         let mut settlements = Settlements::new(self.worker.clone());
         let mut lanes: BTreeMap<LaneId, Epoch> = BTreeMap::new();
@@ -177,7 +246,7 @@ impl Pipeline {
             }
         }
         if lanes.is_empty() {
-            return;
+            return false;
         }
         for judged in &judged {
             let receipt = self.known.event(judged.handle).receipt();
@@ -209,6 +278,7 @@ impl Pipeline {
         self.settler.out = Some(Out { judged, lanes: settlements.lanes.clone(), recovered, waits });
         let store = self.parts.store.clone();
         self.statement(async move { store.settle(&settlements).await }, Reply::Settled);
+        true
     }
 
     pub(super) fn settled(
@@ -220,13 +290,18 @@ impl Pipeline {
         match result {
             Ok(settled) => {
                 self.settler.failures = 0;
+                self.written(&out.judged);
                 self.apply(out, &settled, now);
             }
             Err(error) => {
+                if error.kind() == StoreErrorKind::Rejected && !out.judged.is_empty() {
+                    self.telemetry.store_error("settle", error.kind().as_str());
+                    self.refused(out.judged, &error, now);
+                    return Ok(());
+                }
                 self.store_failed("settle", &error);
                 match error.kind() {
                     StoreErrorKind::Stale => return Err(error),
-                    StoreErrorKind::Rejected => self.narrow(out.judged, now),
                     _ => {
                         self.settler.failures = self.settler.failures.saturating_add(1);
                         self.settler.not_before = now + self.outage_pause(self.settler.failures);
@@ -292,66 +367,6 @@ impl Pipeline {
         }
         self.known.settled(handle);
         self.reader.settled(handle);
-    }
-
-    /// The database refuses this data: by lane first, then by halves, until one event is left.
-    fn narrow(&mut self, mut judged: Vec<Judged>, now: Duration) {
-        if judged.len() <= 1 {
-            if let Some(judged) = judged.pop() {
-                self.put_aside(judged, now);
-            }
-            return;
-        }
-        let mut by_lane: BTreeMap<LaneId, Vec<Judged>> = BTreeMap::new();
-        for judged in judged {
-            if self.known.is_known(judged.handle) {
-                let lane = self.known.event(judged.handle).lane();
-                by_lane.entry(lane).or_default().push(judged);
-            }
-        }
-        if by_lane.len() > 1 {
-            self.settler.parts.extend(by_lane.into_values());
-        } else if let Some(mut first) = by_lane.into_values().next() {
-            let second = first.split_off(first.len() / 2);
-            self.settler.parts.extend([first, second].into_iter().filter(|part| !part.is_empty()));
-        }
-    }
-
-    fn put_aside(&mut self, judged: Judged, now: Duration) {
-        if !self.known.is_known(judged.handle) {
-            return;
-        }
-        let event = self.known.event(judged.handle);
-        tracing::error!(
-            pipeline = self.worker.pipeline.name(),
-            id = %event.id(),
-            position = event.position(),
-            lane = event.lane(),
-            "the database refuses the verdict on this event: it is tried again every minute, others go on"
-        );
-        self.forget_charge(judged.handle);
-        self.settler.quarantine.push((now + QUARANTINE, judged));
-        self.telemetry.quarantined.set(self.settler.quarantine.len() as f64);
-    }
-
-    fn end_quarantine(&mut self, now: Duration) {
-        if self.settler.quarantine.is_empty() {
-            return;
-        }
-        let (due, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.settler.quarantine)
-            .into_iter()
-            .partition(|(until, _)| now >= *until);
-        self.settler.quarantine = waiting;
-        for (_, judged) in due {
-            match judged.verdict {
-                // It is counted anew when its turn comes: another one may be counted now.
-                Verdict::Charge { .. } if self.known.is_known(judged.handle) => {
-                    self.known.unjudge(judged.handle);
-                }
-                _ => self.settler.parts.push_back(vec![judged]),
-            }
-        }
-        self.telemetry.quarantined.set(self.settler.quarantine.len() as f64);
     }
 }
 

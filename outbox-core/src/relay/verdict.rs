@@ -41,6 +41,12 @@ pub(crate) fn judge(
     }
 }
 
+/// An event that the store could not read whole is a dead letter also where retries end in holding: no wait mends it, and
+/// what cannot be read may not even let itself be marked as waiting.
+pub(crate) fn unreadable(attempts: u32) -> Fate {
+    Fate::Dead { attempts: attempts.saturating_add(1) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,11 +13,11 @@ async fn a_relay_that_finds_no_free_lane_does_not_hammer_the_database() {
     first
         .run(async {
             first.after(1000).await;
-            let other = second.run(async {
+            let other = Box::pin(second.run(async {
                 second.after(10_000).await;
                 let asked = second.script.count("heartbeat", At::Snapshot);
                 assert!(asked <= 30, "{asked} heartbeats in ten seconds");
-            });
+            }));
             other.await;
         })
         .await;

@@ -7,6 +7,7 @@ mod careful;
 mod leases;
 mod outages;
 mod reading;
+mod refused;
 mod script;
 
 use std::sync::Arc;

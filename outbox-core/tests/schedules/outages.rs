@@ -80,25 +80,6 @@ async fn during_an_outage_one_event_probes_with_back_off_and_nothing_is_written(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_settle_that_is_refused_is_narrowed_to_the_one_bad_row() {
-    let stage = Stage::new();
-    for n in 0..20 {
-        stage.write(&format!("a{n}"), &["x"]).await;
-    }
-    let bad = stage.table.pending()[7].id().clone();
-    stage.script.refuse(&bad);
-    stage
-        .run(async {
-            stage.after(3000).await;
-            let left: Vec<_> =
-                stage.table.pending().iter().map(|event| event.id().clone()).collect();
-            assert_eq!(left, std::slice::from_ref(&bad));
-        })
-        .await;
-    assert_eq!(stage.arrived().len(), 20);
-}
-
-#[tokio::test(start_paused = true)]
 async fn no_call_starts_that_the_lease_may_not_outlive() {
     let stage = Stage::new();
     stage

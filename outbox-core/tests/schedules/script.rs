@@ -29,6 +29,7 @@ struct Inner {
     reached: watch::Sender<BTreeMap<(&'static str, At), u64>>,
     server: Mutex<String>,
     refused: Mutex<BTreeSet<EventId>>,
+    refuses_delivered: Mutex<bool>,
     settles: Mutex<Vec<Settlements>>,
     claims: Mutex<Vec<ClaimRequest>>,
     /// What heartbeats say about owners that died.
@@ -45,6 +46,7 @@ impl Script {
             reached: watch::Sender::default(),
             server: Mutex::default(),
             refused: Mutex::default(),
+            refuses_delivered: Mutex::default(),
             settles: Mutex::default(),
             claims: Mutex::default(),
             crashes: Mutex::default(),
@@ -83,6 +85,11 @@ impl Script {
     /// The database refuses every verdict on this event.
     pub(crate) fn refuse(&self, id: &EventId) {
         self.0.refused.lock().unwrap().insert(id.clone());
+    }
+
+    /// The database refuses every verdict "delivered", or no longer does.
+    pub(crate) fn refuse_delivered(&self, refuses: bool) {
+        *self.0.refuses_delivered.lock().unwrap() = refuses;
     }
 
     /// Heartbeats say that so many owners of each lane have died.
@@ -162,7 +169,8 @@ impl Store for Script {
         self.0.settles.lock().unwrap().push(settlements.clone());
         self.pass("settle", At::Snapshot).await;
         let refused = self.0.refused.lock().unwrap().clone();
-        if settlements.delivered.iter().any(|it| refused.contains(&it.receipt.id)) {
+        let all = *self.0.refuses_delivered.lock().unwrap();
+        if settlements.delivered.iter().any(|it| all || refused.contains(&it.receipt.id)) {
             return Err(StoreError::new(StoreErrorKind::Rejected, "this data is refused"));
         }
         let settled = self.0.table.settle(settlements).await?;
