@@ -26,7 +26,8 @@ pub struct RetryPolicy {
 pub enum Exhausted {
     /// It moves to the dead-letter table, and its aggregate goes on.
     DeadLetter,
-    /// It stays in the outbox and holds its aggregate until an operator decides.
+    /// It stays in the outbox and holds its aggregate until an operator decides. Events that the store cannot read whole
+    /// ([`Event::fault`](crate::Event::fault)) are dead letters all the same.
     Hold,
 }
 

@@ -88,7 +88,7 @@ async fn a_refusing_destination_stands_alone() {
         assert!(store.dead().is_empty());
         assert!(store.pending().iter().all(|event| event.attempts() == 1));
         publisher.clear_script();
-        publisher.wait_for(200, 120 * SECOND).await;
+        publisher.wait_for(200, 70 * SECOND).await;
     };
     relay(&store, &publisher).run(running).await.unwrap();
 }

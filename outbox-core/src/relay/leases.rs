@@ -125,6 +125,7 @@ impl Pipeline {
         if self.stopping.is_some() {
             return;
         }
+        let pipeline = self.worker.pipeline.name();
         for owned in &leases.lanes {
             if self.keeper.given.get(&owned.lane).is_some_and(|given| owned.epoch <= *given) {
                 continue;
@@ -132,9 +133,9 @@ impl Pipeline {
             self.lanes.entry(owned.lane).or_insert_with(|| {
                 self.telemetry.lease_changed("taken");
                 self.reader.look_now(now);
-                tracing::debug!(lane = owned.lane, epoch = owned.epoch, "lane taken");
+                tracing::debug!(pipeline, lane = owned.lane, epoch = owned.epoch, "lane taken");
                 if owned.crashes >= CAREFUL_AFTER {
-                    tracing::warn!(lane = owned.lane, crashes = owned.crashes,
+                    tracing::warn!(pipeline, lane = owned.lane, crashes = owned.crashes,
                         "owners of this lane died one after another: its events are sent one at a time");
                 }
                 Lane::new(*owned)

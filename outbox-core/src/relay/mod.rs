@@ -5,6 +5,7 @@ mod careful;
 mod claims;
 mod clock;
 mod config;
+mod destinations;
 mod known;
 mod leases;
 mod outage;
@@ -22,6 +23,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
+use futures_util::future::FusedFuture as _;
 
 use self::clock::Clock;
 pub use self::config::{Limits, Timing};
@@ -149,7 +151,7 @@ impl Relay {
     /// lanes back and returns.
     ///
     /// Errors of store and publisher are waited out. A panic, or an error that nothing but a new start mends, restarts the
-    /// pipeline after a pause. Dropping the future stops at once: nothing is lost, what was open is published again.
+    /// pipeline after a pause, unless the stop has begun: then it returns. Dropping the future stops at once: nothing is lost, what was open is published again.
     ///
     /// # Errors
     ///
@@ -158,7 +160,7 @@ impl Relay {
         self.timing.check().map_err(StoreError::misconfigured)?;
         let telemetry = Arc::new(Telemetry::new(self.pipeline.name()));
         let clock = if self.virtual_time { Clock::virtual_time() } else { Clock::Boot };
-        let mut shutdown = std::pin::pin!(shutdown);
+        let mut shutdown = std::pin::pin!(shutdown.fuse());
         let mut failures = 0u32;
         let mut joined = false;
         loop {
@@ -172,13 +174,17 @@ impl Relay {
                 Ok(Err(error)) => error,
                 Err(_) => StoreError::unavailable("the pipeline panicked; its message is above"),
             };
+            let (pipeline, reason) = (self.pipeline.name(), crate::error::chain(&error));
+            if shutdown.is_terminated() {
+                tracing::error!(pipeline, reason, "the pipeline failed while it was stopping");
+                return Ok(());
+            }
             let steady = clock.now().saturating_sub(started) > self.timing.lease;
             failures = if steady { 1 } else { failures.saturating_add(1) };
             let pause = crate::RetryPolicy::default()
                 .with_delays(self.timing.outage_base, self.timing.outage_max)
                 .delay(failures, fastrand::f64());
             telemetry.restarts.increment(1);
-            let (pipeline, reason) = (self.pipeline.name(), crate::error::chain(&error));
             tracing::error!(pipeline, reason, ?pause, "the pipeline starts anew");
             tokio::select! {
                 biased;

@@ -15,6 +15,8 @@ pub(crate) struct Outage {
     backoff: RetryPolicy,
     /// Failed tries in a row; 0 when healthy or recovering.
     failures: u32,
+    /// When the last of them was told.
+    failed_at: Duration,
     paused_until: Option<Duration>,
     /// Events a call may carry; `None` is no limit.
     limit: Option<usize>,
@@ -38,6 +40,7 @@ impl Outage {
         Self {
             backoff: RetryPolicy::default().with_delays(base, max),
             failures: 0,
+            failed_at: Duration::ZERO,
             paused_until: None,
             limit: None,
             singles: 0,
@@ -72,10 +75,21 @@ impl Outage {
         self.suspects.remove(&position);
     }
 
-    /// A call with `sent` events met an outage; `lone` is the event if it carried just one.
-    pub(crate) fn failed(&mut self, sent: usize, lone: Option<Position>, now: Duration, luck: f64) {
-        self.failures = self.failures.saturating_add(1);
-        self.paused_until = Some(now + self.backoff.delay(self.failures, luck));
+    /// A call with `sent` events that began at `began` met an outage; `lone` is the event if it carried just one. A call that
+    /// was on its way when the pause began met the same outage: it lengthens nothing.
+    pub(crate) fn failed(
+        &mut self,
+        sent: usize,
+        lone: Option<Position>,
+        began: Duration,
+        now: Duration,
+        luck: f64,
+    ) {
+        if self.failures == 0 || began > self.failed_at {
+            self.failures = self.failures.saturating_add(1);
+            self.paused_until = Some(now + self.backoff.delay(self.failures, luck));
+            self.failed_at = now;
+        }
         self.limit = Some(1);
         self.singles = self.singles.max(sent.clamp(SINGLES, MOST_SINGLES));
         self.bracketed = lone.filter(|_| self.passed_last);
@@ -117,7 +131,12 @@ impl Outage {
 mod tests {
     use super::*;
 
-    const NOW: Duration = Duration::ZERO;
+    /// A call that began after all before it, and fails at once.
+    fn fail(outage: &mut Outage, sent: usize, lone: Option<Position>) -> Duration {
+        let now = outage.failed_at + Duration::from_secs(60);
+        outage.failed(sent, lone, now, now, 0.0);
+        now
+    }
 
     fn outage() -> Outage {
         Outage::new(Duration::from_millis(500), Duration::from_secs(15))
@@ -128,20 +147,32 @@ mod tests {
         let mut outage = outage();
         let mut pauses = Vec::new();
         for _ in 0..7 {
-            outage.failed(1, Some(1), NOW, 0.0);
-            pauses.push(outage.paused_until(NOW).unwrap().as_millis());
+            let now = fail(&mut outage, 1, Some(1));
+            pauses.push((outage.paused_until(now).unwrap() - now).as_millis());
         }
         assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 15_000, 15_000]);
         assert!(outage.is_down());
         outage.passed(1, Some(1));
-        assert_eq!(outage.paused_until(NOW), None);
+        assert_eq!(outage.paused_until(Duration::ZERO), None);
         assert!(!outage.is_down());
+    }
+
+    #[test]
+    fn calls_that_were_on_their_way_together_meet_one_outage() {
+        let mut outage = outage();
+        let at = Duration::from_secs;
+        for now in [7, 8, 9] {
+            outage.failed(10, None, at(5), at(now), 0.0);
+        }
+        assert_eq!(outage.paused_until(at(7)), Some(at(7) + Duration::from_millis(500)));
+        outage.failed(1, None, at(8), at(9), 0.0);
+        assert_eq!(outage.paused_until(at(9)), Some(at(10)));
     }
 
     #[test]
     fn calls_grow_only_after_as_many_singles_as_the_failed_call_carried() {
         let mut outage = outage();
-        outage.failed(8, None, NOW, 0.0);
+        fail(&mut outage, 8, None);
         for single in 0..8 {
             assert_eq!(outage.limit(), Some(1), "after {single}");
             outage.passed(1, Some(single));
@@ -156,7 +187,7 @@ mod tests {
     #[test]
     fn a_large_call_that_failed_costs_a_bounded_number_of_singles() {
         let mut outage = outage();
-        outage.failed(2000, None, NOW, 0.0);
+        fail(&mut outage, 2000, None);
         let mut singles = 0;
         while outage.limit() == Some(1) {
             outage.passed(1, Some(singles));
@@ -168,21 +199,21 @@ mod tests {
     #[test]
     fn an_event_that_fails_alone_between_others_twice_is_counted() {
         let mut outage = outage();
-        outage.failed(8, None, NOW, 0.0);
+        fail(&mut outage, 8, None);
         assert_eq!(outage.passed(1, Some(1)), None);
-        outage.failed(1, Some(7), NOW, 0.0);
+        fail(&mut outage, 1, Some(7));
         assert_eq!(outage.passed(1, Some(2)), None);
         assert!(outage.is_suspect(7));
-        outage.failed(1, Some(7), NOW, 0.0);
+        fail(&mut outage, 1, Some(7));
         assert_eq!(outage.passed(1, Some(3)), Some(7));
     }
 
     #[test]
     fn an_outage_that_hits_every_event_counts_none() {
         let mut outage = outage();
-        outage.failed(8, None, NOW, 0.0);
+        fail(&mut outage, 8, None);
         for position in [1, 2, 3, 1, 2, 3] {
-            outage.failed(1, Some(position), NOW, 0.0);
+            fail(&mut outage, 1, Some(position));
         }
         assert_eq!(outage.passed(1, Some(1)), None);
         assert_eq!(outage.passed(1, Some(2)), None);

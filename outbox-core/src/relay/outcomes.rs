@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::calls::{Calls, Run};
+use super::calls::Run;
 use super::known::{Handle, Stage};
 use super::pipeline::Pipeline;
 use super::settles::Judged;
@@ -26,14 +26,15 @@ impl Pipeline {
         if open > 0 && silent && !std::mem::replace(&mut call.counted, true) {
             let lone = (call.batch.len() == 1).then(|| call.batch.messages()[0].event().position());
             let reason = format!("{open} messages without a verdict at the publish deadline");
-            self.destination_failed(call_len(&self.calls, id), lone, &reason, now);
+            let (sent, began) = (call.batch.len(), call.started);
+            self.destination_failed(sent, lone, &reason, began, now);
         }
     }
 
     /// Takes in the verdicts that a call has so far, and forgets the call when it has all.
     pub(super) fn take_verdicts(&mut self, id: u64, now: Duration) {
         let Some(mut call) = self.calls.open.remove(&id) else { return };
-        let mut outcome = Outcome::default();
+        let mut outcome = Outcome { began: call.started, ..Outcome::default() };
         for run in &mut call.runs {
             self.take_run(&call.batch, &call.handles, run, now, &mut outcome);
         }
@@ -48,7 +49,7 @@ impl Pipeline {
         let over = call.runs.is_empty();
         if let Some(reason) = outcome.unavailable {
             if !std::mem::replace(&mut call.counted, true) {
-                self.destination_failed(sent, lone, &reason, now);
+                self.destination_failed(sent, lone, &reason, call.started, now);
             }
         } else if outcome.confirmed > 0 && (over || call.counted) {
             // A late confirmation ends the outage that its silence began, but says nothing about how much may be sent.
@@ -93,7 +94,7 @@ impl Pipeline {
                     }
                     // What failed together is sent again first, one by one: so the one that is to blame shows.
                     self.known.prefer(batch.len() > 1);
-                    self.fail(batch, index, handles[index], &failure, outcome);
+                    self.fail(batch, index, handles[index], &failure, now, outcome);
                     for index in behind {
                         match batch.verdict(index) {
                             Some(Verdict::Confirmed) => {
@@ -140,6 +141,7 @@ impl Pipeline {
         index: usize,
         handle: Handle,
         failure: &Failure,
+        now: Duration,
         outcome: &mut Outcome,
     ) {
         if failure.class == FailureClass::Unavailable {
@@ -148,12 +150,16 @@ impl Pipeline {
         if !self.known.is_known(handle) {
             return;
         }
-        let fate = self.fate(
-            handle,
-            batch.messages()[index].destination(),
-            failure.class,
-            &failure.reason,
-        );
+        let destination = batch.messages()[index].destination();
+        let refusals = match failure.class {
+            FailureClass::Refused => {
+                let event = self.known.event(handle);
+                let policy = self.parts.retry.policy(event.event_type(), destination);
+                self.destinations.refused(destination, policy, outcome.began, now)
+            }
+            _ => 0,
+        };
+        let fate = self.fate(handle, destination, failure.class, refusals, &failure.reason);
         match fate {
             Fate::Back => self.give_back(handle),
             _ => {
@@ -166,7 +172,7 @@ impl Pipeline {
     /// Judges a queued event without a call.
     pub(super) fn condemn_queued(&mut self, handle: Handle, class: FailureClass, reason: &str) {
         let destination = self.destinations.of(&self.parts.router, self.known.event(handle));
-        let fate = self.fate(handle, &destination, class, reason);
+        let fate = self.fate(handle, &destination, class, 0, reason);
         if fate != Fate::Back {
             self.known.judge_queued(handle);
             self.settler.push(Judged::failed(handle, fate, reason));
@@ -190,15 +196,12 @@ impl Pipeline {
         handle: Handle,
         destination: &Arc<str>,
         class: FailureClass,
+        refusals: u32,
         reason: &str,
     ) -> Fate {
         let charged = self.known.is_charged(handle);
         let event = self.known.event(handle);
         let policy = self.parts.retry.policy(event.event_type(), destination);
-        let refusals = match class {
-            FailureClass::Refused => self.destinations.refused(destination),
-            _ => 0,
-        };
         // A charged event's attempt is in the table already: what was no fault of the event takes it back, down to the
         // one that keeps it holding its aggregate.
         let fate = match judge(class, event.attempts(), refusals, policy, fastrand::f64()) {
@@ -227,9 +230,16 @@ impl Pipeline {
         }
     }
 
-    fn destination_failed(&mut self, sent: usize, lone: Option<i64>, reason: &str, now: Duration) {
+    fn destination_failed(
+        &mut self,
+        sent: usize,
+        lone: Option<i64>,
+        reason: &str,
+        began: Duration,
+        now: Duration,
+    ) {
         let was_down = self.outage.is_down();
-        self.outage.failed(sent, lone, now, fastrand::f64());
+        self.outage.failed(sent, lone, began, now, fastrand::f64());
         let pipeline = self.worker.pipeline.name();
         let pause = self.outage.paused_until(now).unwrap_or(now) - now;
         if was_down {
@@ -271,12 +281,10 @@ impl Pipeline {
 /// What one look at a call found.
 #[derive(Debug, Default)]
 struct Outcome {
+    /// When the call began.
+    began: Duration,
     confirmed: u64,
     unavailable: Option<Arc<str>>,
-}
-
-fn call_len(calls: &Calls, id: u64) -> usize {
-    calls.open.get(&id).map_or(0, |call| call.batch.len())
 }
 
 /// What a person needs to find an event elsewhere, beside its id and type.

@@ -5,7 +5,7 @@
 //! own: [`claims`](super::claims) reads, [`calls`](super::calls) publishes, [`settles`](super::settles) writes,
 //! [`leases`](super::leases) keeps lanes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use super::careful::Careful;
 use super::claims::Reader;
 use super::clock::Clock;
 use super::config::{Limits, Timing};
+use super::destinations::Destinations;
 use super::known::Known;
 use super::leases::Keeper;
 use super::outage::Outage;
@@ -29,8 +30,8 @@ use super::watermark::Watermark;
 use crate::hint::Hinted;
 use crate::telemetry::Telemetry;
 use crate::{
-    Backlog, Claimed, Event, Hint, LaneId, Leases, Probe, Publisher, RetryPolicies, Router,
-    Settled, Store, StoreError, StoreErrorKind, Worker,
+    Backlog, Claimed, Hint, LaneId, Leases, Probe, Publisher, RetryPolicies, Router, Settled,
+    Store, StoreError, StoreErrorKind, Worker,
 };
 
 /// What a pipeline works with.
@@ -291,49 +292,4 @@ const BACKLOG_CAP: u64 = 10_000;
 
 fn no_answer(deadline: Duration) -> StoreError {
     StoreError::unavailable(format!("no answer within {deadline:?} (statement_deadline)"))
-}
-
-/// The destinations of the types seen so far, so that none is written out twice.
-#[derive(Debug, Default)]
-pub(super) struct Destinations {
-    by_types: HashMap<String, HashMap<String, Arc<str>>>,
-    /// How often each destination has refused in a row.
-    refusals: HashMap<Arc<str>, u32>,
-}
-
-/// Types are few; whoever makes them up per event gets no cache.
-const CACHED_TYPES: usize = 10_000;
-
-impl Destinations {
-    pub(super) fn of(&mut self, router: &Router, event: &Event) -> Arc<str> {
-        let (aggregate_type, event_type) = (event.aggregate_type(), event.event_type());
-        let known = self.by_types.get(aggregate_type).and_then(|types| types.get(event_type));
-        if let Some(known) = known {
-            return known.clone();
-        }
-        let destination: Arc<str> = router.destination(aggregate_type, event_type).into();
-        if self.by_types.len() > CACHED_TYPES {
-            self.by_types.clear();
-        }
-        let types = self.by_types.entry(aggregate_type.to_owned()).or_default();
-        if types.len() > CACHED_TYPES {
-            types.clear();
-        }
-        types.insert(event_type.to_owned(), destination.clone());
-        destination
-    }
-
-    /// The destination refused once more: how often in a row.
-    pub(super) fn refused(&mut self, destination: &Arc<str>) -> u32 {
-        let refusals = self.refusals.entry(destination.clone()).or_default();
-        *refusals = refusals.saturating_add(1);
-        *refusals
-    }
-
-    /// The destination takes messages.
-    pub(super) fn accepted(&mut self, destination: &Arc<str>) {
-        if !self.refusals.is_empty() {
-            self.refusals.remove(destination);
-        }
-    }
 }

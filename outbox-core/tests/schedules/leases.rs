@@ -79,3 +79,48 @@ async fn a_settle_that_is_refused_as_another_owners_stops_the_lane_at_once() {
         })
         .await;
 }
+
+/// A settle was narrowed by lane, and while the first part is written the lane of the second is lost.
+#[tokio::test(start_paused = true)]
+async fn a_part_of_which_nothing_is_left_does_not_hold_up_the_next() {
+    let mut stage = Stage::with_lanes(3);
+    stage.timing = stage.timing.with_poll(LONG, LONG);
+    stage.timing.heartbeat = Duration::from_millis(500);
+    for n in 0..12 {
+        stage.write(&format!("a{n}"), &["x"]).await;
+    }
+    let pending = stage.table.pending();
+    stage.script.refuse(pending.iter().find(|event| event.lane() == 2).unwrap().id());
+    stage.script.close("settle", At::Reply);
+    stage
+        .run(async {
+            stage.script.reached("settle", At::Reply).await;
+            let mine = stage.script.worker();
+            let other = Worker::new(mine.pipeline.clone(), "other");
+            stage.table.heartbeat(&other, LONG).await.unwrap();
+            stage.table.release(&mine, &[1]).await.unwrap();
+            stage.table.acquire(&other, 1).await.unwrap();
+            stage.after(1100).await;
+            stage.script.open("settle", At::Reply);
+            stage.after(3).await;
+            let last = stage.script.settles().last().unwrap().lanes[0].0;
+            assert_eq!(last, 2, "the lane of the last settle");
+        })
+        .await;
+}
+
+/// The future that tells to stop is ready once, and asked no more after that.
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_fails_while_it_stops_does_not_start_anew() {
+    let mut stage = Stage::new();
+    stage.timing.heartbeat = Duration::from_millis(500);
+    stage.broker.script(FaultRule::always(Fault::Slow(Duration::from_secs(5))));
+    stage.write("a", &["x"]).await;
+    let burial = async {
+        stage.after(1200).await;
+        stage.script.bury();
+    };
+    let run = stage.run(stage.after(1000));
+    tokio::time::timeout(LONG, async { tokio::join!(run, burial) }).await.unwrap();
+    assert_eq!(stage.broker.abandoned(), 1, "one life");
+}

@@ -80,6 +80,42 @@ async fn during_an_outage_one_event_probes_with_back_off_and_nothing_is_written(
 }
 
 #[tokio::test(start_paused = true)]
+async fn calls_that_fail_together_pause_no_longer_than_one() {
+    let mut stage = Stage::new();
+    stage.limits.call_events = 10;
+    for n in 0..40 {
+        stage.write(&format!("a{n}"), &["x"]).await;
+    }
+    stage.broker.outage(true);
+    stage
+        .run(async {
+            stage.after(100).await;
+            assert_eq!(stage.broker.calls(), 4, "in flight together");
+            stage.broker.outage(false);
+            stage.after(1000).await;
+            assert_eq!(stage.arrived().len(), 40);
+        })
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_topic_that_appears_after_a_second_is_served_soon() {
+    let stage = Stage::new();
+    for n in 0..10 {
+        stage.write(&format!("a{n}"), &["x"]).await;
+    }
+    stage.broker.script(FaultRule::always(refuse(FailureClass::Refused)));
+    stage
+        .run(async {
+            stage.after(1500).await;
+            stage.broker.clear_script();
+            stage.after(4000).await;
+            assert_eq!(stage.arrived().len(), 10);
+        })
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_call_starts_that_the_lease_may_not_outlive() {
     let stage = Stage::new();
     stage

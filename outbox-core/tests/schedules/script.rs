@@ -30,6 +30,7 @@ struct Inner {
     server: Mutex<String>,
     refused: Mutex<BTreeSet<EventId>>,
     refuses_delivered: Mutex<bool>,
+    buried: Mutex<bool>,
     settles: Mutex<Vec<Settlements>>,
     claims: Mutex<Vec<ClaimRequest>>,
     /// What heartbeats say about owners that died.
@@ -47,6 +48,7 @@ impl Script {
             server: Mutex::default(),
             refused: Mutex::default(),
             refuses_delivered: Mutex::default(),
+            buried: Mutex::default(),
             settles: Mutex::default(),
             claims: Mutex::default(),
             crashes: Mutex::default(),
@@ -92,6 +94,11 @@ impl Script {
         *self.0.refuses_delivered.lock().unwrap() = refuses;
     }
 
+    /// Heartbeats say that others have buried the worker.
+    pub(crate) fn bury(&self) {
+        *self.0.buried.lock().unwrap() = true;
+    }
+
     /// Heartbeats say that so many owners of each lane have died.
     pub(crate) fn crashes(&self, crashes: u16) {
         *self.0.crashes.lock().unwrap() = Some(crashes);
@@ -135,6 +142,9 @@ impl Store for Script {
     async fn heartbeat(&self, worker: &Worker, lease: Duration) -> Result<Leases, StoreError> {
         *self.0.worker.lock().unwrap() = Some(worker.clone());
         self.pass("heartbeat", At::Snapshot).await;
+        if *self.0.buried.lock().unwrap() {
+            return Err(StoreError::new(StoreErrorKind::Stale, "buried"));
+        }
         let mut leases = self.0.table.heartbeat(worker, lease).await?;
         if let Some(crashes) = *self.0.crashes.lock().unwrap() {
             leases.lanes.iter_mut().for_each(|lane| lane.crashes = crashes);
