@@ -50,6 +50,7 @@
 //! | `sqlite` | `outbox::sqlite`: the embedded default | a file |
 //! | `postgres` | `outbox::postgres` | PostgreSQL |
 //! | `kafka` | `outbox::kafka` | Kafka; builds librdkafka with cmake |
+//! | `rabbitmq` | `outbox::rabbitmq` | RabbitMQ |
 //! | `sqs` | `outbox::sqs` | Amazon SQS |
 //! | `opentelemetry` | a new event carries the trace context of the current span | |
 //!
@@ -61,6 +62,8 @@ pub use outbox_core::*;
 pub use outbox_kafka as kafka;
 #[cfg(feature = "postgres")]
 pub use outbox_postgres as postgres;
+#[cfg(feature = "rabbitmq")]
+pub use outbox_rabbitmq as rabbitmq;
 #[cfg(feature = "sqlite")]
 pub use outbox_sqlite as sqlite;
 #[cfg(feature = "sqs")]
@@ -70,6 +73,11 @@ pub use outbox_sqs as sqs;
 #[cfg(all(doctest, feature = "postgres", feature = "kafka"))]
 #[doc = include_str!("../README.md")]
 mod readme {}
+
+/// The program in the page on RabbitMQ compiles.
+#[cfg(all(doctest, feature = "rabbitmq"))]
+#[doc = include_str!("../docs/rabbitmq.md")]
+mod rabbitmq_page {}
 
 /// The program in the page on dead letters compiles.
 #[cfg(all(doctest, feature = "postgres"))]

@@ -13,9 +13,20 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("outbox-postgres", &["outbox-core"]),
     ("outbox-sqlite", &["outbox-core"]),
     ("outbox-kafka", &["outbox-core"]),
+    ("outbox-rabbitmq", &["outbox-core"]),
     ("outbox-sqs", &["outbox-core"]),
     ("outbox-conformance", &["outbox-core"]),
-    ("outbox", &["outbox-core", "outbox-postgres", "outbox-sqlite", "outbox-kafka", "outbox-sqs"]),
+    (
+        "outbox",
+        &[
+            "outbox-core",
+            "outbox-postgres",
+            "outbox-sqlite",
+            "outbox-kafka",
+            "outbox-rabbitmq",
+            "outbox-sqs",
+        ],
+    ),
     (
         "outbox-bench",
         &["outbox", "outbox-core", "outbox-postgres", "outbox-sqlite", "outbox-kafka", "xtask"],
@@ -26,7 +37,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 const STORES: &[&str] = &["outbox-postgres", "outbox-sqlite"];
 const STORE_FILES: &[&str] =
     &["lib", "config", "error", "sql", "row", "writer", "store", "schema", "inbox"];
-const PUBLISHERS: &[&str] = &["outbox-kafka", "outbox-sqs"];
+const PUBLISHERS: &[&str] = &["outbox-kafka", "outbox-rabbitmq", "outbox-sqs"];
 const PUBLISHER_FILES: &[&str] = &["lib", "config", "error", "publisher"];
 
 #[test]

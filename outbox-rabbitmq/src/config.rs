@@ -1,0 +1,331 @@
+//! Every setting: its unit and its default.
+
+use std::fmt;
+use std::time::Duration;
+
+use lapin::uri::{AMQPScheme, AMQPUri};
+use outbox_core::PublishError;
+
+use crate::topology::{Exchange, Queue};
+
+/// Settings of a [`RabbitMqPublisher`](crate::RabbitMqPublisher). Secrets are not in its `Debug`.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct RabbitMqConfig {
+    /// `amqp://user:password@host:port/vhost`, or `amqps://…` for TLS. The virtual host is percent-encoded: `/` is `%2f`.
+    pub url: String,
+    /// Whom to trust and who we are, for `amqps://`; the system's authorities and no certificate when absent.
+    pub tls: Option<Tls>,
+    /// What the router's destination names; an exchange by default.
+    pub routing: Routing,
+    /// The header that carries the aggregate id; `aggregateId` by default. An event with a header of that name and another
+    /// value is refused for good: choose another name then.
+    pub key_header: String,
+    /// What a message means that no queue takes; [`Unroutable::Refused`] by default.
+    pub unroutable: Unroutable,
+    /// Exchanges to be declared on each new connection; none by default.
+    pub exchanges: Vec<Exchange>,
+    /// Queues to be declared on each new connection, with their bindings; none by default.
+    pub queues: Vec<Queue>,
+    /// Channels that share the messages by their key; 4 by default.
+    pub channels: u16,
+    /// Messages that a channel may have sent and not confirmed; 1,000 by default. More gains nothing: lapin looks through
+    /// all of them at each confirm.
+    pub window: usize,
+    /// Bytes of payload that all channels together may have sent and not confirmed; 64 MiB by default.
+    pub window_bytes: usize,
+    /// The largest payload in bytes; 16 MiB by default, which is what RabbitMQ 4 takes (`max_message_size`). A larger one
+    /// is refused for good before it is sent: the broker would close the channel.
+    pub max_message_bytes: usize,
+    /// Time for a new connection until it can be used; 5 s by default.
+    pub connect_timeout: Duration,
+    /// A connection on which nothing came for twice this time is dead; 10 s by default, in whole seconds.
+    pub heartbeat: Duration,
+    /// A publish call returns after this time even if the broker has not answered; what is open then stays open. 60 s by
+    /// default: a safety net, the relay's own deadline is shorter.
+    pub delivery_deadline: Duration,
+}
+
+impl RabbitMqConfig {
+    /// The defaults, with this broker.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            tls: None,
+            routing: Routing::default(),
+            key_header: "aggregateId".to_owned(),
+            unroutable: Unroutable::Refused,
+            exchanges: Vec::new(),
+            queues: Vec::new(),
+            channels: 4,
+            window: 1_000,
+            window_bytes: 64 << 20,
+            max_message_bytes: 16 << 20,
+            connect_timeout: Duration::from_secs(5),
+            heartbeat: Duration::from_secs(10),
+            delivery_deadline: Duration::from_secs(60),
+        }
+    }
+
+    /// The same with another routing.
+    #[must_use]
+    pub fn with_routing(mut self, routing: Routing) -> Self {
+        self.routing = routing;
+        self
+    }
+
+    /// The same with this TLS.
+    #[must_use]
+    pub fn with_tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// The same with an exchange to be declared.
+    #[must_use]
+    pub fn with_exchange(mut self, exchange: Exchange) -> Self {
+        self.exchanges.push(exchange);
+        self
+    }
+
+    /// The same with a queue to be declared and bound.
+    #[must_use]
+    pub fn with_queue(mut self, queue: Queue) -> Self {
+        self.queues.push(queue);
+        self
+    }
+
+    /// Where to connect, after all settings have been looked at.
+    pub(crate) fn uri(&self) -> Result<AMQPUri, PublishError> {
+        let refuse = |setting: &str, reason: &str| {
+            Err(PublishError::new(format!("rabbitmq setting {setting} is refused: {reason}")))
+        };
+        // The parser's own text may repeat a part of the URL, and so of a password.
+        let Ok(mut uri) = self.url.parse::<AMQPUri>() else {
+            return refuse("url", "it is no amqp://user:password@host:port/vhost");
+        };
+        if uri.authority.host.is_empty() {
+            return refuse("url", "it names no host");
+        }
+        if self.tls.is_some() && uri.scheme != AMQPScheme::AMQPS {
+            return refuse("tls", "the url is amqp://, which is not encrypted; write amqps://");
+        }
+        if let Some(tls) = &self.tls
+            && tls.certificate_pem.is_some() != tls.key_pem.is_some()
+        {
+            return refuse("tls", "certificate_pem and key_pem are given together or not at all");
+        }
+        if let Routing::OneExchange { exchange, .. } = &self.routing
+            && (exchange.is_empty() || exchange.len() > 255)
+        {
+            return refuse("routing", "the exchange's name must have 1 to 255 bytes");
+        }
+        if self.key_header.is_empty()
+            || self.key_header.len() > 255
+            || outbox_core::headers::RESERVED.contains(&self.key_header.as_str())
+        {
+            return refuse(
+                "key_header",
+                "it must have 1 to 255 bytes and be neither id nor eventType",
+            );
+        }
+        if self.channels == 0 || self.channels > 1_000 {
+            return refuse("channels", "it must be 1 to 1,000");
+        }
+        if self.window == 0 || self.window > 100_000 {
+            return refuse("window", "it must be 1 to 100,000 messages");
+        }
+        if self.window_bytes == 0 || self.window_bytes > 1 << 40 {
+            return refuse("window_bytes", "it must be 1 byte to 1 TiB");
+        }
+        if self.max_message_bytes == 0 || self.max_message_bytes > 512 << 20 {
+            return refuse("max_message_bytes", "it must be 1 byte to 512 MiB");
+        }
+        if self.connect_timeout.is_zero() || self.connect_timeout > Duration::from_secs(60) {
+            return refuse("connect_timeout", "it must be more than 0 and at most 60 s");
+        }
+        let Ok(heartbeat @ 1..=600) = u16::try_from(self.heartbeat.as_secs()) else {
+            return refuse("heartbeat", "it must be 1 to 600 s");
+        };
+        uri.query.heartbeat = Some(heartbeat);
+        Ok(uri)
+    }
+}
+
+impl fmt::Debug for RabbitMqConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let uri = self.url.parse::<AMQPUri>().ok();
+        let uri = uri.map(|uri| (uri.authority.host, uri.authority.port, uri.vhost));
+        f.debug_struct("RabbitMqConfig")
+            .field("host, port, vhost", &uri)
+            .field("tls", &self.tls)
+            .field("routing", &self.routing)
+            .field("key_header", &self.key_header)
+            .field("unroutable", &self.unroutable)
+            .field("exchanges", &self.exchanges)
+            .field("queues", &self.queues)
+            .field("channels", &self.channels)
+            .field("window", &self.window)
+            .field("window_bytes", &self.window_bytes)
+            .field("max_message_bytes", &self.max_message_bytes)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("heartbeat", &self.heartbeat)
+            .field("delivery_deadline", &self.delivery_deadline)
+            .finish()
+    }
+}
+
+/// What the router's destination names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Routing {
+    /// An exchange: with the default router one for each aggregate type, `outbox.event.<aggregate type>`.
+    ExchangePerDestination {
+        /// The routing key.
+        key: RoutingKey,
+    },
+    /// All messages go to one exchange; with a topic exchange, let the router make the routing key
+    /// (`{aggregate_type}.{event_type}`).
+    OneExchange {
+        /// The exchange's name.
+        exchange: String,
+        /// The routing key.
+        key: RoutingKey,
+    },
+    /// A queue, through the default exchange.
+    Queue,
+}
+
+impl Routing {
+    /// All messages to `exchange`, with the router's destination as the routing key.
+    #[must_use]
+    pub fn one_exchange(exchange: impl Into<String>) -> Self {
+        Self::OneExchange { exchange: exchange.into(), key: RoutingKey::Destination }
+    }
+}
+
+impl Default for Routing {
+    /// An exchange for each destination, with the event type as the routing key.
+    fn default() -> Self {
+        Self::ExchangePerDestination { key: RoutingKey::EventType }
+    }
+}
+
+/// What the routing key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RoutingKey {
+    /// The router's destination.
+    Destination,
+    /// The event's type.
+    EventType,
+    /// The aggregate id, for exchanges that hash it; empty for an event without one.
+    AggregateId,
+}
+
+/// What a message means that no queue takes. The broker hands it back with the text `NO_ROUTE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unroutable {
+    /// A queue or a binding is missing: the event waits until there is one, and holds its aggregate.
+    Refused,
+    /// Nobody wants the event: it is dead-lettered at once, with the broker's text.
+    Permanent,
+}
+
+/// Encryption of the connection. Its `Debug` has no key.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub struct Tls {
+    /// Certificates, in PEM, of authorities that are trusted besides the system's.
+    pub ca_pem: Option<String>,
+    /// The client's own certificate chain, in PEM.
+    pub certificate_pem: Option<String>,
+    /// The key of the client's certificate, in PEM.
+    pub key_pem: Option<String>,
+}
+
+impl Tls {
+    /// Trusts these authorities, given in PEM, besides the system's.
+    #[must_use]
+    pub fn with_ca_pem(mut self, pem: impl Into<String>) -> Self {
+        self.ca_pem = Some(pem.into());
+        self
+    }
+
+    /// Shows the broker this certificate, given in PEM with its key.
+    #[must_use]
+    pub fn with_identity_pem(
+        mut self,
+        certificate: impl Into<String>,
+        key: impl Into<String>,
+    ) -> Self {
+        self.certificate_pem = Some(certificate.into());
+        self.key_pem = Some(key.into());
+        self
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls")
+            .field("ca", &self.ca_pem.is_some())
+            .field("certificate", &self.certificate_pem.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> RabbitMqConfig {
+        RabbitMqConfig::new("amqp://alice:hush-1@127.0.0.1:1/%2f")
+    }
+
+    #[test]
+    fn a_setting_that_cannot_work_is_refused_by_name_and_reason() {
+        type Change = fn(&mut RabbitMqConfig);
+        let changes: [(&str, Change); 13] = [
+            ("url", |config| config.url = "http://alice:hush-1@x".into()),
+            ("url", |config| config.url = "amqp://alice:hush-1@".into()),
+            ("tls", |config| config.tls = Some(Tls::default())),
+            ("tls", |config| {
+                config.url = "amqps://x".into();
+                config.tls = Some(Tls { key_pem: Some("hush-2".into()), ..Tls::default() });
+            }),
+            ("routing", |config| config.routing = Routing::one_exchange("")),
+            ("key_header", |config| config.key_header = "eventType".into()),
+            ("channels", |config| config.channels = 0),
+            ("window", |config| config.window = 0),
+            ("window_bytes", |config| config.window_bytes = 0),
+            ("max_message_bytes", |config| config.max_message_bytes = 0),
+            ("connect_timeout", |config| config.connect_timeout = Duration::ZERO),
+            ("heartbeat", |config| config.heartbeat = Duration::from_millis(900)),
+            ("heartbeat", |config| config.heartbeat = Duration::from_secs(601)),
+        ];
+        for (setting, change) in changes {
+            let mut config = config();
+            change(&mut config);
+            let error = config.uri().unwrap_err().to_string();
+            let expected = format!("rabbitmq setting {setting} is refused: ");
+            assert!(error.starts_with(&expected) && !error.contains("hush"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_url_names_host_port_and_virtual_host() {
+        let uri = RabbitMqConfig::new("amqp://u:p@h:7/a%2fb").uri().unwrap();
+        assert_eq!((uri.authority.host.as_str(), uri.authority.port), ("h", 7));
+        assert_eq!((uri.vhost.as_str(), uri.query.heartbeat), ("a/b", Some(10)));
+    }
+
+    #[test]
+    fn secrets_are_not_in_debug() {
+        let mut config = config();
+        config.tls = Some(Tls::default().with_identity_pem("hush-2", "hush-3"));
+        let text = format!("{config:?}");
+        assert!(text.contains("127.0.0.1") && !text.contains("hush"), "{text}");
+    }
+}

@@ -1,0 +1,94 @@
+//! The connection to the broker, and the way to end it at once.
+
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
+use lapin::uri::{AMQPScheme, AMQPUri};
+use lapin::{AsyncTcpStream, Connection, ConnectionProperties, Error};
+
+use crate::config::Tls;
+
+/// Ends a connection at once, also one that is being made and one whose broker does not answer: nothing of what lapin
+/// still holds can be sent any more.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plug(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    pulled: bool,
+    socket: Option<TcpStream>,
+}
+
+impl Plug {
+    pub(crate) fn pull(&self) {
+        let mut state = self.state();
+        state.pulled = true;
+        if let Some(socket) = state.socket.take() {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn put_in(&self, socket: TcpStream) -> io::Result<()> {
+        let mut state = self.state();
+        if state.pulled {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        state.socket = Some(socket);
+        Ok(())
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().expect("no panic while it is locked")
+    }
+}
+
+/// Connects. Does not end before the broker answers or the plug is pulled.
+pub(crate) async fn connect(
+    uri: AMQPUri,
+    tls: Option<&Tls>,
+    plug: Plug,
+) -> lapin::Result<Connection> {
+    let tls = tls.map(tls_config).unwrap_or_default();
+    let name = ConnectionProperties::default().with_connection_name("outbox".into());
+    let runtime = lapin::runtime::default_runtime()?;
+    Connection::connector(
+        uri,
+        runtime,
+        async move |uri, runtime| {
+            let connected = async {
+                let host = uri.authority.host.clone();
+                let address = runtime.to_socket_addrs((host.clone(), uri.authority.port));
+                let stream = AsyncTcpStream::connect(&runtime, address).await?;
+                if let AsyncTcpStream::Plain(socket) = &stream {
+                    let socket = socket.get_ref();
+                    socket.set_nodelay(true)?;
+                    // A connection that is ended at once also forgets what the kernel has not sent yet.
+                    socket.set_zero_linger()?;
+                    let same: OwnedFd = socket.as_fd().try_clone_to_owned()?;
+                    plug.put_in(same.into())?;
+                }
+                match uri.scheme {
+                    AMQPScheme::AMQP => Ok(stream),
+                    AMQPScheme::AMQPS => stream.into_tls(&host, tls.as_ref()).await,
+                }
+            };
+            connected.await.map_err(Error::from)
+        },
+        name,
+    )
+    .await
+}
+
+fn tls_config(tls: &Tls) -> OwnedTLSConfig {
+    let identity = match (&tls.certificate_pem, &tls.key_pem) {
+        (Some(pem), Some(key)) => Some(OwnedIdentity::PKCS8 {
+            pem: pem.clone().into_bytes(),
+            key: key.clone().into_bytes(),
+        }),
+        _ => None,
+    };
+    OwnedTLSConfig { identity, cert_chain: tls.ca_pem.clone() }
+}
