@@ -154,7 +154,7 @@ mod server {
         block_in_place(|| server.get_or_insert_with(Server::start));
         let queue = random("conformance") + ".fifo";
         let harness = Harness { server, queue: queue.into(), received: Mutex::default() };
-        harness.reader().create(&harness.queue, &[]).await;
+        harness.reader().create(&harness.queue).await;
         harness
     }
 

@@ -6,7 +6,7 @@ pub mod rules;
 pub mod stub;
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aws_sdk_sqs::Client;
 use aws_sdk_sqs::config::{BehaviorVersion, Credentials, Region, SharedCredentialsProvider};
@@ -109,6 +109,31 @@ pub async fn publish(publisher: &dyn Publisher, messages: Vec<Message>) -> Vec<O
     verdicts(&batch)
 }
 
+/// As a relay does: what was not confirmed is sent again, in the order of its key.
+pub async fn deliver_all(publisher: &dyn Publisher, mut pending: Vec<Message>) {
+    let deadline = Instant::now() + LIMIT;
+    while !pending.is_empty() {
+        assert!(Instant::now() < deadline, "{} messages are not delivered", pending.len());
+        let batch = Batch::new(pending.clone());
+        tokio::time::timeout(LIMIT, publisher.publish(batch.clone())).await.expect("the call ends");
+        if batch.open() > 0 {
+            publisher.abandon().await;
+        }
+        let mut verdicts = verdicts(&batch).into_iter();
+        pending.retain(|_| verdicts.next().flatten() != Some(Verdict::Confirmed));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Whether the numbers of each group rise.
+pub fn in_order(stored: &[Stored]) -> bool {
+    let mut last: HashMap<Option<&str>, usize> = HashMap::new();
+    stored.iter().all(|stored| {
+        let number = stored.body.parse().unwrap();
+        last.insert(stored.group.as_deref(), number).is_none_or(|before| before < number)
+    })
+}
+
 pub fn verdicts(batch: &Batch) -> Vec<Option<Verdict>> {
     (0..batch.len()).map(|index| batch.verdict(index)).collect()
 }
@@ -193,13 +218,11 @@ impl Reader {
         Self(Client::new(&sdk(endpoint).into_builder().http_client(http).build()))
     }
 
-    pub async fn create(&self, name: &str, attributes: &[(QueueAttributeName, &str)]) {
-        let mut attributes: HashMap<QueueAttributeName, String> =
-            attributes.iter().map(|(name, value)| (name.clone(), (*value).to_owned())).collect();
+    pub async fn create(&self, name: &str) {
+        let mut create = self.0.create_queue().queue_name(name);
         if name.ends_with(".fifo") {
-            attributes.insert(QueueAttributeName::FifoQueue, "true".to_owned());
+            create = create.attributes(QueueAttributeName::FifoQueue, "true");
         }
-        let create = self.0.create_queue().queue_name(name).set_attributes(Some(attributes));
         create.send().await.unwrap();
     }
 

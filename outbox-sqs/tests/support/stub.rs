@@ -48,6 +48,7 @@ struct State {
     failing: HashMap<String, (&'static str, bool)>,
     delay: Duration,
     requests: Vec<Vec<String>>,
+    access_keys: Vec<String>,
     under_way: usize,
     most_under_way: usize,
 }
@@ -142,6 +143,11 @@ impl Stub {
         self.state().requests.clone()
     }
 
+    /// Whose signature each request had.
+    pub fn access_keys(&self) -> Vec<String> {
+        self.state().access_keys.clone()
+    }
+
     /// The most requests to send that were under way at once.
     pub fn most_under_way(&self) -> usize {
         self.state().most_under_way
@@ -154,7 +160,12 @@ impl Stub {
     async fn serve(&self, stream: TcpStream) -> Option<()> {
         let mut stream = BufReader::new(stream);
         loop {
-            let (action, body) = read_request(&mut stream).await?;
+            let Request { action, body, access_key } = read_request(&mut stream).await?;
+            self.state().access_keys.push(access_key);
+            if action == "AssumeRole" {
+                write_answer(&mut stream, "text/xml", 200, ASSUMED).await?;
+                continue;
+            }
             let sends = action == "SendMessageBatch";
             if sends {
                 let mut state = self.state();
@@ -174,7 +185,8 @@ impl Stub {
                 }
                 answer
             });
-            write_answer(&mut stream, answer.await.unwrap()?).await?;
+            let (status, body) = answer.await.unwrap()?;
+            write_answer(&mut stream, JSON, status, &body.to_string()).await?;
         }
     }
 }
@@ -295,9 +307,15 @@ fn refusal(status: u16, (code, text): &Violation) -> Answer {
     Some((status, json!({ "__type": code, "message": text })))
 }
 
-/// Action and body; `None` when the connection has ended.
-async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, Value)> {
-    let (mut action, mut length) = (String::new(), 0);
+struct Request {
+    action: String,
+    body: Value,
+    access_key: String,
+}
+
+/// `None` when the connection has ended.
+async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Request> {
+    let (mut action, mut access_key, mut length) = (String::new(), String::new(), 0);
     loop {
         let mut line = String::new();
         if stream.read_line(&mut line).await.ok()? == 0 {
@@ -311,22 +329,38 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, Valu
         match &*name.to_ascii_lowercase() {
             "x-amz-target" => action = value.trim_start_matches("AmazonSQS.").to_owned(),
             "content-length" => length = value.parse().unwrap(),
+            "authorization" => {
+                let credential = value.split_once("Credential=").unwrap().1;
+                access_key = credential.split('/').next().unwrap().to_owned();
+            }
             _ => {}
         }
     }
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
-    Some((action, serde_json::from_slice(&body).unwrap()))
+    // Of STS, which has forms.
+    if body.starts_with(b"Action=AssumeRole&") {
+        return Some(Request { action: "AssumeRole".to_owned(), body: Value::Null, access_key });
+    }
+    Some(Request { action, body: serde_json::from_slice(&body).unwrap(), access_key })
 }
 
 async fn write_answer(
     stream: &mut BufReader<TcpStream>,
-    (status, body): (u16, Value),
+    kind: &str,
+    status: u16,
+    body: &str,
 ) -> Option<()> {
-    let body = body.to_string();
-    let head = format!(
-        "HTTP/1.1 {status} -\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    );
-    stream.write_all((head + &body).as_bytes()).await.ok()
+    let length = body.len();
+    let head =
+        format!("HTTP/1.1 {status} -\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\r\n");
+    stream.write_all((head + body).as_bytes()).await.ok()
 }
+
+const JSON: &str = "application/x-amz-json-1.0";
+
+const ASSUMED: &str = "<AssumeRoleResponse xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\">\
+    <AssumeRoleResult><Credentials><AccessKeyId>ASSUMED</AccessKeyId>\
+    <SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>\
+    <Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleResult>\
+    </AssumeRoleResponse>";
