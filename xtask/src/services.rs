@@ -5,7 +5,7 @@
 //!
 //! - **Shared**: [`start`] brings up one of each on fixed loopback ports and tells where they are
 //!   ([`Variable`]). They outlive the command, and every test of the workspace uses them side by side.
-//! - **Private**: [`Postgres::start`], [`Kafka::start`], [`RabbitMq::start`] and [`ElasticMq::start`] give a test a server
+//! - **Private**: [`Postgres::start`], [`Kafka::start`], [`SecureKafka::start`], [`RabbitMq::start`] and [`ElasticMq::start`] give a test a server
 //!   of its own on a free port, to be stopped, killed, frozen and started again. It ends with its value, and also when the
 //!   test's process is killed.
 //!
@@ -20,6 +20,7 @@ mod elasticmq;
 mod folders;
 mod install;
 mod kafka;
+mod kafka_secure;
 mod kafka_wire;
 mod pgbouncer;
 mod ports;
@@ -33,6 +34,7 @@ pub use elasticmq::ElasticMq;
 pub use folders::cache;
 pub use install::install;
 pub use kafka::Kafka;
+pub use kafka_secure::SecureKafka;
 pub use postgres::{Postgres, PostgresVersion};
 pub use rabbitmq::RabbitMq;
 pub use shared::{Status, Variable, start, status, stop, variables};

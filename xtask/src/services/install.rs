@@ -28,6 +28,7 @@ const SYSTEM: &[(Need, &str, &str)] = &[
     (Need::Postgres, "openssl", "openssl"),
     (Need::Kafka, "java", "openjdk-17-jre-headless"),
     (Need::Kafka, "mvn", "maven"),
+    (Need::Kafka, "openssl", "openssl"),
     (Need::RabbitMq, "/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server"),
     (Need::RabbitMq, "openssl", "openssl"),
     (Need::ElasticMq, "java", "openjdk-17-jre-headless"),
@@ -63,7 +64,7 @@ pub fn install() -> Result<()> {
 /// The caller holds the lock.
 pub(crate) fn install_for(needs: &[Need]) -> Result<()> {
     system_packages(needs)?;
-    if needs.contains(&Need::Postgres) || needs.contains(&Need::RabbitMq) {
+    if [Need::Postgres, Need::Kafka, Need::RabbitMq].iter().any(|need| needs.contains(need)) {
         tls::create()?;
     }
     if needs.contains(&Need::Postgres) {

@@ -45,17 +45,19 @@ impl Kafka {
     /// such as `("message.max.bytes", "2000")`.
     #[track_caller]
     pub fn start_with(settings: &[(&str, &str)]) -> Self {
-        or_panic(Self::try_start(settings))
+        let settings = settings.iter().fold(String::new(), |mut lines, (name, value)| {
+            writeln!(lines, "{name}={value}").expect("a string takes all");
+            lines
+        });
+        or_panic(Self::try_start(|node| node.settings = settings))
     }
 
-    fn try_start(settings: &[(&str, &str)]) -> Result<Self> {
+    pub(crate) fn try_start(change: impl FnOnce(&mut Node)) -> Result<Self> {
         let folder = PrivateFolder::new("kafka")?;
         let ports = [ReservedPort::any()?, ReservedPort::any()?];
         let [port, controller] = [ports[0].number(), ports[1].number()];
         let mut node = Node::new(folder.path(), port, controller, Lifetime::Parent);
-        for (name, value) in settings {
-            writeln!(node.settings, "{name}={value}").expect("a string takes all");
-        }
+        change(&mut node);
         {
             let _lock = folders::lock()?;
             install::install_for(&[Need::Kafka])?;
@@ -125,14 +127,19 @@ pub(crate) struct Node {
     pub(crate) process: Process,
     port: u16,
     controller_port: u16,
+    /// Further listeners: a security protocol, by its name in Kafka, and a port.
+    pub(crate) listeners: Vec<(&'static str, u16)>,
+    /// SCRAM logins, as the formatting of the storage takes them.
+    pub(crate) scram: Vec<String>,
     /// Lines of `server.properties` behind the usual ones; the last of a name counts.
-    settings: String,
+    pub(crate) settings: String,
 }
 
 impl Node {
     pub(crate) fn new(folder: &Path, port: u16, controller_port: u16, lifetime: Lifetime) -> Self {
         let process = Process::new("Kafka", folder, lifetime);
-        Self { process, port, controller_port, settings: String::new() }
+        let (listeners, scram, settings) = Default::default();
+        Self { process, port, controller_port, listeners, scram, settings }
     }
 
     pub(crate) fn bootstrap(&self) -> String {
@@ -153,7 +160,8 @@ impl Node {
                 run(Command::new("java")
                     .args(["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", &logging])
                     .args(["-cp", &classes, "kafka.tools.StorageTool", "format", "--standalone"])
-                    .args(["--cluster-id", CLUSTER_ID, "--config", &properties]))?;
+                    .args(["--cluster-id", CLUSTER_ID, "--config", &properties])
+                    .args(self.scram.iter().flat_map(|login| ["--add-scram", login])))?;
             }
             self.process.spawn(
                 User::Own,
@@ -181,15 +189,20 @@ impl Node {
         fs::write(folder.join("log4j2.properties"), include_str!("../../kafka/log4j2.properties"))?;
         let properties = folder.join("server.properties");
         let (port, controller) = (self.port, self.controller_port);
+        let list = |entry: fn(&str, u16) -> String| -> String {
+            self.listeners.iter().map(|(protocol, port)| entry(protocol, *port)).collect()
+        };
+        let listeners = list(|protocol, port| format!(",{protocol}://127.0.0.1:{port}"));
+        let protocols = list(|protocol, _| format!(",{protocol}:{protocol}"));
         fs::write(
             &properties,
             format!(
                 "process.roles=broker,controller\n\
                  node.id=1\n\
-                 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
-                 advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
+                 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{listeners}\n\
+                 advertised.listeners=PLAINTEXT://127.0.0.1:{port}{listeners}\n\
                  controller.listener.names=CONTROLLER\n\
-                 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT\n\
+                 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}\n\
                  controller.quorum.bootstrap.servers=127.0.0.1:{controller}\n\
                  log.dirs={topics}\n\
                  auto.create.topics.enable=false\n\

@@ -1,4 +1,4 @@
-//! The two requests of Kafka's protocol that need no client: is it there, and create a topic.
+//! The few requests of Kafka's protocol that need no client: is it there, create a topic, who may write to it.
 //! By hand because the command-line programs take seconds, a Java start each.
 
 use std::io::{Read, Write};
@@ -10,9 +10,12 @@ use crate::Result;
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const API_VERSIONS: i16 = 18;
 const CREATE_TOPICS: i16 = 19;
+const CREATE_ACLS: i16 = 30;
+const DELETE_ACLS: i16 = 31;
 /// The last versions with plain length prefixes.
 const API_VERSIONS_VERSION: i16 = 0;
 const CREATE_TOPICS_VERSION: i16 = 4;
+const ACLS_VERSION: i16 = 1;
 
 /// Whether the broker serves requests.
 pub(crate) fn answers(bootstrap: &str) -> bool {
@@ -39,6 +42,37 @@ pub(crate) fn create_topic(bootstrap: &str, name: &str, partitions: u32) -> Resu
             let text = String::from_utf8_lossy(&answer[answer.len().min(12 + name.len())..]);
             Err(format!("kafka did not create the topic {name}: error {code:?} {text}").into())
         }
+    }
+}
+
+/// A change of who may write to a topic.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Acl {
+    api: i16,
+    permission: u8,
+}
+
+impl Acl {
+    pub(crate) const ALLOW_WRITE: Self = Self { api: CREATE_ACLS, permission: 3 };
+    pub(crate) const DENY_WRITE: Self = Self { api: CREATE_ACLS, permission: 2 };
+    pub(crate) const NO_LONGER_DENY_WRITE: Self = Self { api: DELETE_ACLS, permission: 2 };
+}
+
+pub(crate) fn change_acl(bootstrap: &str, acl: Acl, topic: &str, user: &str) -> Result<()> {
+    let mut body = Vec::new();
+    body.extend(1_i32.to_be_bytes()); // entries
+    body.push(2); // resource type: topic
+    string(&mut body, topic);
+    body.push(3); // the name as it is, not a prefix
+    string(&mut body, &format!("User:{user}"));
+    string(&mut body, "*"); // from any host
+    body.push(4); // operation: write, and with it describe
+    body.push(acl.permission);
+    let answer = call(bootstrap, acl.api, ACLS_VERSION, &body)?;
+    // throttle time, number of entries; then the code and a text
+    match answer.get(4 + 4..).and_then(|rest| rest.first_chunk()) {
+        Some([0, 0]) => Ok(()),
+        code => Err(format!("kafka did not change the rights on topic {topic}: {code:?}").into()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{folders, process::run};
@@ -28,19 +28,9 @@ pub(crate) fn create() -> Result<()> {
     let new = folders::servers().join("tls.new");
     let _ = fs::remove_dir_all(&new);
     folders::create(&new)?;
-    let certificate = |name: &str, options: &[&str]| {
-        let (key, crt) = (format!("{name}.key"), format!("{name}.crt"));
-        run(Command::new("openssl")
-            .current_dir(&new)
-            .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"])
-            .args(["-nodes", "-days", DAYS, "-keyout", &key, "-out", &crt])
-            .args(options))
-    };
+    authority(&new, "ca")?;
     certificate(
-        "ca",
-        &["-subj", "/CN=outbox test CA", "-addext", "keyUsage=critical,keyCertSign,cRLSign"],
-    )?;
-    certificate(
+        &new,
         "server",
         &[
             ["-subj", "/CN=localhost"],
@@ -57,4 +47,35 @@ pub(crate) fn create() -> Result<()> {
     }
     fs::rename(&new, folder())?;
     Ok(())
+}
+
+/// Key and certificate of the server in one text, for servers that want them so.
+pub(crate) fn server_pem() -> Result<String> {
+    let read = |file: &str| fs::read_to_string(folder().join(file));
+    Ok(read("server.key")? + &read("server.crt")?)
+}
+
+/// The certificate of an authority that signed nothing, in this folder.
+pub(crate) fn stranger(folder: &Path) -> Result<PathBuf> {
+    authority(folder, "stranger")?;
+    Ok(folder.join("stranger.crt"))
+}
+
+fn authority(folder: &Path, name: &str) -> Result<()> {
+    let subject = format!("/CN=outbox test {name}");
+    certificate(
+        folder,
+        name,
+        &["-subj", &subject, "-addext", "keyUsage=critical,keyCertSign,cRLSign"],
+    )
+}
+
+fn certificate(folder: &Path, name: &str, options: &[&str]) -> Result<()> {
+    let (key, crt) = (format!("{name}.key"), format!("{name}.crt"));
+    run(Command::new("openssl")
+        .current_dir(folder)
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"])
+        .args(["-nodes", "-days", DAYS, "-keyout", &key, "-out", &crt])
+        .args(options))
+    .map(drop)
 }
