@@ -7,6 +7,8 @@ use std::time::Duration;
 use outbox_core::PublishError;
 use rdkafka::ClientConfig;
 
+use crate::security::{self, Sasl, Tls};
+
 /// What librdkafka is told unless a field or a property of [`KafkaConfig`] says otherwise, with the reason.
 const DEFAULTS: &[(&str, &str)] = &[
     // Promises: what was confirmed is on all in-sync replicas, once, and in the order of sending.
@@ -21,8 +23,6 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("partitioner", "murmur2_random"),
     // A mistyped topic is an error, not a new topic with the broker's default of partitions.
     ("allow.auto.create.topics", "false"),
-    // Measured: 16 kB, the Java client's default, costs two thirds of the throughput and four times the broker's CPU.
-    ("batch.size", "1000000"),
     ("batch.num.messages", "10000"),
     // A missing topic is reported within a publish call's deadline; librdkafka would wait 30 s.
     ("topic.metadata.propagation.max.ms", "5000"),
@@ -34,6 +34,9 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("enable.metrics.push", "false"),
     ("client.id", "outbox"),
 ];
+
+/// Measured: 16 kB, the Java client's default, costs two thirds of the throughput and four times the broker's CPU.
+const BATCH_BYTES: usize = 1_000_000;
 
 /// Properties that have one allowed set of values, and what breaks otherwise.
 const PROMISES: &[(&[&str], &[&str], &str)] = &[
@@ -83,42 +86,26 @@ const PARTITIONERS: &[&str] = &["murmur2_random", "murmur2"];
 
 /// Settings of a [`KafkaPublisher`](crate::KafkaPublisher). Secrets are not in its `Debug`.
 #[derive(Clone)]
-#[non_exhaustive]
 pub struct KafkaConfig {
-    /// `host:port` of some brokers, separated by commas.
-    pub bootstrap_servers: String,
-    /// How long a message may wait for company. 0 by default: the relay's claims are batches already, so waiting is pure
-    /// latency. [`KafkaConfig::ECONOMY_LINGER`] saves a third of the broker's CPU at medium rates.
-    pub linger: Duration,
-    /// Compression of batches; none by default. `Lz4` where the network is the limit.
-    pub compression: Compression,
-    /// The login; none by default.
-    pub sasl: Option<Sasl>,
-    /// Encryption; none by default.
-    pub tls: Option<Tls>,
-    /// A publish call returns after this time even if the broker has not answered; what is open then stays open. 60 s by
-    /// default: a safety net, the relay's own deadline is shorter.
-    pub delivery_deadline: Duration,
-    /// Messages that the relay may have open at once; 16,000 by default. The producer's queue holds twice as many.
-    pub window: usize,
-    /// Bytes of payload that the relay may have open at once; 64 MiB by default. The producer's queue holds twice as much.
-    pub window_bytes: usize,
-    /// The largest message in bytes, with key and headers; 1,000,000 by default. A larger one is refused for good before it
-    /// is sent. Set it to the smallest `max.message.bytes` of your topics: a message that only the broker finds too
-    /// large costs a new connection.
-    pub max_message_bytes: usize,
-    /// Properties of librdkafka that stand before the defaults. Those that would break a promise are refused.
-    pub properties: BTreeMap<String, String>,
-    /// Allows a property `partitioner` other than the Java client's. Keys then go to other partitions than those that
-    /// Java producers choose, and changing it in operation breaks the order of every key once.
-    pub allow_other_partitioner: bool,
+    bootstrap_servers: String,
+    linger: Duration,
+    compression: Compression,
+    sasl: Option<Sasl>,
+    tls: Option<Tls>,
+    insecure: bool,
+    delivery_deadline: Duration,
+    window: usize,
+    window_bytes: usize,
+    max_message_bytes: usize,
+    properties: BTreeMap<String, String>,
+    other_partitioner: bool,
 }
 
 impl KafkaConfig {
-    /// The [`linger`](Self::linger) that trades 5 ms of latency for the broker's CPU.
+    /// The [`linger`](Self::with_linger) that trades 5 ms of latency for a third of the broker's CPU at medium rates.
     pub const ECONOMY_LINGER: Duration = Duration::from_millis(5);
 
-    /// The defaults, with these brokers.
+    /// The defaults, with these brokers: `host:port` of some, separated by commas.
     #[must_use]
     pub fn new(bootstrap_servers: impl Into<String>) -> Self {
         Self {
@@ -127,20 +114,100 @@ impl KafkaConfig {
             compression: Compression::None,
             sasl: None,
             tls: None,
+            insecure: false,
             delivery_deadline: Duration::from_secs(60),
             window: 16_000,
             window_bytes: 64 << 20,
             max_message_bytes: 1_000_000,
             properties: BTreeMap::new(),
-            allow_other_partitioner: false,
+            other_partitioner: false,
         }
     }
 
-    /// The same with a property of librdkafka.
+    /// How long a message may wait for company, up to 60 s; 0 by default, since the relay's claims are batches already
+    /// and waiting is pure latency. See [`ECONOMY_LINGER`](Self::ECONOMY_LINGER).
+    #[must_use]
+    pub fn with_linger(self, linger: Duration) -> Self {
+        Self { linger, ..self }
+    }
+
+    /// Compression of batches; none by default. [`Compression::Lz4`] where the network is the limit.
+    #[must_use]
+    pub fn with_compression(self, compression: Compression) -> Self {
+        Self { compression, ..self }
+    }
+
+    /// The login; none by default.
+    #[must_use]
+    pub fn with_sasl(self, sasl: Sasl) -> Self {
+        Self { sasl: Some(sasl), ..self }
+    }
+
+    /// Encrypts the connections, and checks the brokers' certificates; not by default.
+    #[must_use]
+    pub fn with_tls(self, tls: Tls) -> Self {
+        Self { tls: Some(tls), ..self }
+    }
+
+    /// Allows what a stranger on the network can make use of: a password or token that is sent without encryption, and
+    /// properties that switch off the check of certificates. Refused by default. For trials.
+    #[must_use]
+    pub fn with_insecure_allowed(self) -> Self {
+        Self { insecure: true, ..self }
+    }
+
+    /// A publish call returns after this time even if the broker has not answered; what is open then stays open. 60 s by
+    /// default: a safety net, the relay's own deadline is shorter.
+    #[must_use]
+    pub fn with_delivery_deadline(self, deadline: Duration) -> Self {
+        Self { delivery_deadline: deadline, ..self }
+    }
+
+    /// Messages that the relay may have open at once, 1 to 5,000,000; 16,000 by default, as in the relay's `Limits`. The
+    /// producer's queue holds twice as many.
+    ///
+    /// Set it when you set the relay's window. If it is more than the relay's, nothing happens. If the relay's is more
+    /// than twice as large, calls wait at the full queue, in order: slower, and what is not handed over at the relay's
+    /// publish deadline counts as unavailable, so the pipeline pauses although the broker is well.
+    #[must_use]
+    pub fn with_window(self, messages: usize) -> Self {
+        Self { window: messages, ..self }
+    }
+
+    /// Bytes of payload that the relay may have open at once, up to 1 TiB; 64 MiB by default, as in the relay's `Limits`.
+    /// The producer's queue holds twice as much; [`with_window`](Self::with_window) says what happens when the two differ.
+    #[must_use]
+    pub fn with_window_bytes(self, bytes: usize) -> Self {
+        Self { window_bytes: bytes, ..self }
+    }
+
+    /// The largest message in bytes, with key and headers, 1,000 to 1,000,000,000; 1,000,000 by default. A larger one is
+    /// refused for good before it is sent. Batches are not larger either.
+    ///
+    /// Set it to the smallest `max.message.bytes` of your topics: what only the broker finds too large costs a new
+    /// connection, and its topic is slow for a while.
+    #[must_use]
+    pub fn with_max_message_bytes(self, bytes: usize) -> Self {
+        Self { max_message_bytes: bytes, ..self }
+    }
+
+    /// A property of librdkafka, which stands before the defaults; none by default. One that would break a promise is
+    /// refused, as is one that has a setting of its own here.
     #[must_use]
     pub fn with_property(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.properties.insert(name.into(), value.into());
         self
+    }
+
+    /// Allows a property `partitioner` other than the Java client's; refused by default. Keys then go to other partitions
+    /// than those that Java producers choose, and changing it in operation breaks the order of every key once.
+    #[must_use]
+    pub fn with_other_partitioner_allowed(self) -> Self {
+        Self { other_partitioner: true, ..self }
+    }
+
+    pub(crate) fn delivery_deadline(&self) -> Duration {
+        self.delivery_deadline
     }
 
     /// What librdkafka is told.
@@ -157,23 +224,9 @@ impl KafkaConfig {
         client
             .set("queue.buffering.max.kbytes", (2 * self.window_bytes).div_ceil(1024).to_string());
         client.set("message.max.bytes", self.max_message_bytes.to_string());
-        client.set(
-            "security.protocol",
-            match (&self.sasl, &self.tls) {
-                (None, None) => "plaintext",
-                (None, Some(_)) => "ssl",
-                (Some(_), None) => "sasl_plaintext",
-                (Some(_), Some(_)) => "sasl_ssl",
-            },
-        );
-        if let Some(sasl) = &self.sasl {
-            client.set("sasl.mechanism", sasl.mechanism.name());
-            client.set("sasl.username", &sasl.username);
-            client.set("sasl.password", &sasl.password);
-        }
-        if let Some(tls) = &self.tls {
-            tls.apply(&mut client);
-        }
+        // The broker's limit is for a batch: one that is larger than the topic allows is refused for no message's fault.
+        client.set("batch.size", self.max_message_bytes.min(BATCH_BYTES).to_string());
+        security::apply(self.sasl.as_ref(), self.tls.as_ref(), &mut client);
         for (name, value) in &self.properties {
             // Two names of one setting: the default's would win or lose by chance.
             if let Some((names, ..)) =
@@ -185,13 +238,15 @@ impl KafkaConfig {
             }
             client.set(name, value);
         }
+        if !self.insecure
+            && let Some((setting, reason)) = security::weakness(&client)
+        {
+            return refuse(setting, &format!("{reason}; with_insecure_allowed permits it"));
+        }
         Ok(client)
     }
 
     fn check(&self) -> Result<(), PublishError> {
-        let refuse = |setting: &str, reason: &str| {
-            Err(PublishError::new(format!("kafka setting {setting} is refused: {reason}")))
-        };
         if self.bootstrap_servers.trim().is_empty() {
             return refuse("bootstrap_servers", "it names no broker; give host:port");
         }
@@ -209,13 +264,13 @@ impl KafkaConfig {
         }
         for (name, value) in &self.properties {
             if name == "partitioner"
-                && !self.allow_other_partitioner
+                && !self.other_partitioner
                 && !PARTITIONERS.contains(&value.as_str())
             {
                 return refuse(
                     name,
                     "keys would go to other partitions than those that Java producers choose; \
-                     allow_other_partitioner permits it",
+                     with_other_partitioner_allowed permits it",
                 );
             }
             for (names, allowed, reason) in PROMISES {
@@ -228,6 +283,10 @@ impl KafkaConfig {
     }
 }
 
+fn refuse<T>(setting: &str, reason: &str) -> Result<T, PublishError> {
+    Err(PublishError::new(format!("kafka setting {setting} is refused: {reason}")))
+}
+
 impl fmt::Debug for KafkaConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KafkaConfig")
@@ -236,13 +295,14 @@ impl fmt::Debug for KafkaConfig {
             .field("compression", &self.compression)
             .field("sasl", &self.sasl)
             .field("tls", &self.tls)
+            .field("insecure", &self.insecure)
             .field("delivery_deadline", &self.delivery_deadline)
             .field("window", &self.window)
             .field("window_bytes", &self.window_bytes)
             .field("max_message_bytes", &self.max_message_bytes)
             // Names only: which of the values is a secret is librdkafka's business.
             .field("properties", &self.properties.keys())
-            .field("allow_other_partitioner", &self.allow_other_partitioner)
+            .field("other_partitioner", &self.other_partitioner)
             .finish()
     }
 }
@@ -275,102 +335,10 @@ impl Compression {
     }
 }
 
-/// A login by name and password. Its `Debug` has no password.
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct Sasl {
-    /// How the password is proved.
-    pub mechanism: SaslMechanism,
-    /// The user.
-    pub username: String,
-    /// The password.
-    pub password: String,
-}
-
-impl Sasl {
-    /// A login.
-    pub fn new(
-        mechanism: SaslMechanism,
-        username: impl Into<String>,
-        password: impl Into<String>,
-    ) -> Self {
-        Self { mechanism, username: username.into(), password: password.into() }
-    }
-}
-
-impl fmt::Debug for Sasl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sasl")
-            .field("mechanism", &self.mechanism)
-            .field("username", &self.username)
-            .finish_non_exhaustive()
-    }
-}
-
-/// How a password is proved to the broker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SaslMechanism {
-    /// It is sent: use it with [`Tls`] only.
-    Plain,
-    /// SCRAM-SHA-256.
-    ScramSha256,
-    /// SCRAM-SHA-512.
-    ScramSha512,
-}
-
-impl SaslMechanism {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Plain => "PLAIN",
-            Self::ScramSha256 => "SCRAM-SHA-256",
-            Self::ScramSha512 => "SCRAM-SHA-512",
-        }
-    }
-}
-
-/// Encryption of the connections. Its `Debug` has no key.
-#[derive(Clone, Default)]
-#[non_exhaustive]
-pub struct Tls {
-    /// Certificates, in PEM, of the authorities that are trusted; the system's when absent.
-    pub ca_pem: Option<String>,
-    /// The client's own certificate chain, in PEM.
-    pub certificate_pem: Option<String>,
-    /// The key of the client's certificate, in PEM.
-    pub key_pem: Option<String>,
-    /// The password of that key.
-    pub key_password: Option<String>,
-}
-
-impl Tls {
-    fn apply(&self, client: &mut ClientConfig) {
-        let values = [
-            ("ssl.ca.pem", &self.ca_pem),
-            ("ssl.certificate.pem", &self.certificate_pem),
-            ("ssl.key.pem", &self.key_pem),
-            ("ssl.key.password", &self.key_password),
-        ];
-        for (name, value) in values {
-            if let Some(value) = value {
-                client.set(name, value);
-            }
-        }
-    }
-}
-
-impl fmt::Debug for Tls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls")
-            .field("ca", &self.ca_pem.is_some())
-            .field("certificate", &self.certificate_pem.is_some())
-            .finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::SaslMechanism;
 
     fn config() -> KafkaConfig {
         KafkaConfig::new("127.0.0.1:1")
@@ -405,11 +373,11 @@ mod tests {
     /// H128
     #[test]
     fn a_property_that_keeps_the_promises_is_passed_on_in_place_of_the_default() {
-        let mut config = config()
+        let config = config()
             .with_property("max.in.flight", "1")
             .with_property("batch.size", "5000")
-            .with_property("partitioner", "consistent");
-        config.allow_other_partitioner = true;
+            .with_property("partitioner", "consistent")
+            .with_other_partitioner_allowed();
         let client = config.client().unwrap();
         assert_eq!(client.get("max.in.flight"), Some("1"));
         assert_eq!(client.get("max.in.flight.requests.per.connection"), None);
@@ -420,22 +388,71 @@ mod tests {
 
     #[test]
     fn the_queue_holds_two_windows() {
-        let mut config = config();
-        (config.window, config.window_bytes) = (5, 10 * 1024 + 1);
+        let config = config().with_window(5).with_window_bytes(10 * 1024 + 1);
         let client = config.client().unwrap();
         assert_eq!(client.get("queue.buffering.max.messages"), Some("10"));
         assert_eq!(client.get("queue.buffering.max.kbytes"), Some("21"));
     }
 
     #[test]
+    fn a_batch_is_not_larger_than_a_message_may_be() {
+        let size = |bytes| {
+            let client = config().with_max_message_bytes(bytes).client().unwrap();
+            client.get("batch.size").unwrap().to_owned()
+        };
+        assert_eq!(size(5_000), "5000");
+        assert_eq!(size(5_000_000), "1000000");
+    }
+
+    #[test]
+    fn a_linger_below_a_millisecond_is_passed_on() {
+        let client = config().with_linger(Duration::from_micros(250)).client().unwrap();
+        assert_eq!(client.get("linger.ms"), Some("0.25"));
+    }
+
+    #[test]
+    fn what_a_stranger_could_use_is_refused_unless_allowed() {
+        let plain = || Sasl::new(SaslMechanism::Plain, "alice", "hush");
+        let scram = || Sasl::new(SaslMechanism::ScramSha512, "alice", "hush");
+        let tls = || config().with_tls(Tls::new());
+        for (config, setting) in [
+            (config().with_sasl(plain()), "sasl"),
+            (tls().with_sasl(plain()).with_property("security.protocol", "SASL_PLAINTEXT"), "sasl"),
+            (
+                config()
+                    .with_property("security.protocol", "sasl_plaintext")
+                    .with_property("sasl.mechanisms", "OAUTHBEARER"),
+                "sasl",
+            ),
+            (
+                tls().with_property("enable.ssl.certificate.verification", "false"),
+                "enable.ssl.certificate.verification",
+            ),
+            (
+                tls().with_property("ssl.endpoint.identification.algorithm", "none"),
+                "ssl.endpoint.identification.algorithm",
+            ),
+            (
+                tls().with_property("enable.sasl.oauthbearer.unsecure.jwt", "true"),
+                "enable.sasl.oauthbearer.unsecure.jwt",
+            ),
+        ] {
+            let error = config.client().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("kafka setting {setting} is refused: ")), "{error}");
+            assert!(error.contains("with_insecure_allowed") && !error.contains("hush"), "{error}");
+            config.with_insecure_allowed().client().unwrap();
+        }
+        config().with_sasl(scram()).client().unwrap();
+        tls().with_sasl(plain()).client().unwrap();
+        tls().with_property("enable.ssl.certificate.verification", "True").client().unwrap();
+    }
+
+    #[test]
     fn secrets_are_not_in_debug() {
-        let mut config = config().with_property("sasl.oauthbearer.client.secret", "hush-1");
-        config.sasl = Some(Sasl::new(SaslMechanism::Plain, "alice", "hush-2"));
-        config.tls = Some(Tls {
-            key_pem: Some("hush-3".into()),
-            key_password: Some("hush-4".into()),
-            ..Tls::default()
-        });
+        let config = config()
+            .with_property("sasl.oauthbearer.client.secret", "hush-1")
+            .with_sasl(Sasl::new(SaslMechanism::Plain, "alice", "hush-2"))
+            .with_tls(Tls::new().with_certificate_pem("x", "hush-3").with_key_password("hush-4"));
         let text = format!("{config:?}");
         assert!(
             text.contains("alice") && text.contains("sasl.oauthbearer.client.secret"),

@@ -13,8 +13,10 @@ mod error;
 mod live;
 mod order;
 mod publisher;
+mod security;
 mod slots;
 mod wire;
 
-pub use config::{Compression, KafkaConfig, Sasl, SaslMechanism, Tls};
+pub use config::{Compression, KafkaConfig};
 pub use publisher::KafkaPublisher;
+pub use security::{Sasl, SaslMechanism, Tls};

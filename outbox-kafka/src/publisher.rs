@@ -33,7 +33,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 /// # Verdicts
 ///
 /// - *Confirmed*: all in-sync replicas have the message.
-/// - `Permanent`: the message is larger than [`KafkaConfig::max_message_bytes`] or the topic allows, was written before 1970,
+/// - `Permanent`: the message is larger than [`KafkaConfig::with_max_message_bytes`] or the topic allows, was written before 1970,
 ///   its topic's name is against Kafka's rules, or the broker finds the record invalid.
 /// - `Refused`: the topic is missing, not permitted, or refuses by a policy of its own.
 /// - `Unavailable`: the producer broke while the message was open, or before it was sent. In the first case it may have been
@@ -86,7 +86,7 @@ impl KafkaPublisher {
                 abandons: AtomicU64::new(0),
             }),
             turn: tokio::sync::Mutex::new(()),
-            delivery_deadline: config.delivery_deadline,
+            delivery_deadline: config.delivery_deadline(),
         })
     }
 

@@ -23,8 +23,7 @@ const TOO_LARGE: usize = 1_100_000;
 const DEADLINE: Duration = Duration::from_secs(10);
 
 fn publisher(bootstrap: &str) -> Arc<dyn Publisher> {
-    let mut config = KafkaConfig::new(bootstrap);
-    config.delivery_deadline = DEADLINE;
+    let config = KafkaConfig::new(bootstrap).with_delivery_deadline(DEADLINE);
     Arc::new(KafkaPublisher::new(&config).unwrap())
 }
 

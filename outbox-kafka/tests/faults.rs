@@ -194,8 +194,7 @@ async fn an_event_from_before_1970_is_refused_alone() {
 #[tokio::test]
 async fn a_full_queue_keeps_the_order() {
     let mock = mock(1, 1);
-    let mut config = KafkaConfig::new(mock.bootstrap_servers());
-    config.window = 5;
+    let config = KafkaConfig::new(mock.bootstrap_servers()).with_window(5);
     let publisher = KafkaPublisher::new(&config).unwrap();
     let keys = ["a", "b", "c", "d"];
     let calls = keys.map(|key| publish(&publisher, numbered("t", key, 250)));
@@ -220,8 +219,7 @@ async fn a_full_queue_keeps_the_order() {
 async fn a_call_dropped_at_a_full_queue_leaves_nothing_unsaid() {
     let mock = mock(1, 1);
     mock.broker_round_trip_time(1, Duration::from_secs(2)).unwrap();
-    let mut config = KafkaConfig::new(mock.bootstrap_servers());
-    config.window = 5;
+    let config = KafkaConfig::new(mock.bootstrap_servers()).with_window(5);
     let publisher = KafkaPublisher::new(&config).unwrap();
     let batch = Batch::new(numbered("t", "a", 15));
     let call = publisher.publish(batch.clone());
@@ -290,8 +288,7 @@ async fn what_was_abandoned_is_not_sent_any_more() {
 async fn abandon_ends_a_running_call() {
     let mock = mock(1, 1);
     mock.broker_down(-1).unwrap();
-    let mut config = KafkaConfig::new(mock.bootstrap_servers());
-    config.window = 5;
+    let config = KafkaConfig::new(mock.bootstrap_servers()).with_window(5);
     let publisher = KafkaPublisher::new(&config).unwrap();
     let batch = Batch::new(numbered("t", "a", 100));
     let abandon = async {
