@@ -1,6 +1,7 @@
 //! What librdkafka reports: verdicts, errors, statistics, log lines.
 
-use std::sync::{Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Instant;
 
 use outbox_core::{Failure, FailureClass};
 use rdkafka::client::ClientContext;
@@ -11,7 +12,8 @@ use rdkafka::producer::{DeliveryResult, NoCustomPartitioner, ProducerContext};
 use rdkafka::statistics::Statistics;
 
 use crate::error::{self, Meaning};
-use crate::live::Live;
+use crate::live::{Live, Role};
+use crate::refusals::Refusals;
 use crate::slots::Slots;
 
 /// The receiver of all reports of one producer. Its methods run on that producer's polling thread.
@@ -19,8 +21,10 @@ use crate::slots::Slots;
 pub(crate) struct Context {
     pub(crate) slots: Slots,
     live: Weak<Live>,
+    role: Role,
+    refusals: Arc<Refusals>,
     suspects: Mutex<Vec<Suspect>>,
-    last_error: Mutex<Option<String>>,
+    last_error: Mutex<Option<(Code, String)>>,
     stats: Mutex<Vec<(&'static str, f64)>>,
 }
 
@@ -34,18 +38,20 @@ pub(crate) struct Suspect {
 }
 
 impl Context {
-    pub(crate) fn new(live: Weak<Live>) -> Self {
+    pub(crate) fn new(live: Weak<Live>, role: Role, era: u64, refusals: Arc<Refusals>) -> Self {
         Self {
-            slots: Slots::default(),
+            slots: Slots::new(era),
             live,
+            role,
+            refusals,
             suspects: Mutex::default(),
             last_error: Mutex::default(),
             stats: Mutex::default(),
         }
     }
 
-    /// The producer's latest trouble, for people.
-    pub(crate) fn last_error(&self) -> Option<String> {
+    /// The producer's latest trouble with a broker, and its reason for people.
+    pub(crate) fn last_error(&self) -> Option<(Code, String)> {
         lock(&self.last_error).clone()
     }
 
@@ -55,10 +61,9 @@ impl Context {
     }
 
     /// Settles the messages of refused batches, once no report will come any more. A batch of one message says which
-    /// message was meant. Returns how many messages stood in batches that leave it open; they get no verdict here.
-    pub(crate) fn settle_suspects(&self) -> usize {
+    /// message was meant; the others get no verdict here.
+    pub(crate) fn settle_suspects(&self) {
         let suspects = std::mem::take(&mut *lock(&self.suspects));
-        let mut unknown = 0;
         for suspect in &suspects {
             let company = |other: &&Suspect| {
                 other.topic == suspect.topic && other.partition == suspect.partition
@@ -66,11 +71,25 @@ impl Context {
             if suspects.iter().filter(company).nth(1).is_none() {
                 let failure = error::failure(FailureClass::Permanent, suspect.code, &suspect.topic);
                 self.slots.refuse(suspect.opaque, failure);
-            } else {
-                unknown += 1;
             }
         }
-        unknown
+    }
+
+    /// The broker said something about a message to this topic that is no matter of the whole cluster.
+    fn topic_failed(&self, topic: &str, failure: &Failure) {
+        if failure.class == FailureClass::Unavailable {
+            return;
+        }
+        let Some(live) = self.live.upgrade() else { return };
+        match self.role {
+            Role::Careful => self.refusals.failed(topic, failure, Instant::now()),
+            // Without a fatal error the broker was not asked: the client knew the topic to be missing.
+            Role::Main if live.is_closing() || live.fatal_error().is_some() => {
+                live.blame_topic();
+                self.refusals.failed(topic, failure, Instant::now());
+            }
+            Role::Main => {}
+        }
     }
 
     fn close(&self, reason: String) {
@@ -85,18 +104,31 @@ impl ProducerContext for Context {
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
         let (error, message) = match result {
-            Ok(_) => return self.slots.confirm(opaque),
+            Ok(message) => {
+                if self.role == Role::Careful {
+                    self.refusals.confirmed(message.topic());
+                }
+                return self.slots.confirm(opaque);
+            }
             Err((error, message)) => (error, message),
         };
-        let code = error::code(error);
+        let (code, topic) = (error::code(error), message.topic());
         match error::meaning(code) {
             Meaning::Verdict(class) => {
-                self.slots.refuse(opaque, error::failure(class, code, message.topic()));
+                let failure = error::failure(class, code, topic);
+                self.topic_failed(topic, &failure);
+                self.slots.refuse(opaque, failure);
             }
             Meaning::BatchRefused => {
-                let (topic, partition) = (message.topic().to_owned(), message.partition());
+                let failure = error::failure(FailureClass::Permanent, code, topic);
+                self.topic_failed(topic, &failure);
+                if self.role == Role::Careful {
+                    return self.slots.refuse(opaque, failure);
+                }
+                let (topic, partition) = (topic.to_owned(), message.partition());
+                let reason = format!("a batch for topic {topic} was refused: {code}");
                 lock(&self.suspects).push(Suspect { opaque, topic, partition, code });
-                self.close(format!("a batch for topic {} was refused: {code}", message.topic()));
+                self.close(reason);
             }
             // Purged by a close that is on its way already.
             Meaning::Open if matches!(code, Code::PurgeQueue | Code::PurgeInflight) => {}
@@ -130,7 +162,11 @@ impl ClientContext for Context {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        *lock(&self.last_error) = Some(format!("{}: {reason}", error::code(&error)));
+        let code = error::code(&error);
+        // It comes after the errors of the single brokers, and says less.
+        if code != Code::AllBrokersDown {
+            *lock(&self.last_error) = Some((code, reason.to_owned()));
+        }
         if let Some(fatal) = self.live.upgrade().and_then(|live| live.fatal_error()) {
             self.close(format!("the kafka producer had to be replaced: {fatal}"));
         }

@@ -18,7 +18,7 @@ pub(crate) enum Meaning {
 ///
 /// The producer itself repeats what can be repeated without changing the order (a lost connection, a leader that moves,
 /// too few replicas), without end: such codes arrive here only in rare paths, and mean that the destination is not
-/// available. What is unknown counts as a failed attempt of the message, so that it ends.
+/// available. A code that is not in the table counts as a failed attempt of the message, so that it ends.
 pub(crate) fn meaning(code: Code) -> Meaning {
     use FailureClass::{Permanent, Refused, Transient, Unavailable};
     match code {
@@ -56,6 +56,9 @@ pub(crate) fn meaning(code: Code) -> Meaning {
         | Code::PolicyViolation
         | Code::UnsupportedForMessageFormat
         | Code::UnsupportedCompressionType
+        // The broker met an error of its own at this partition and has no code for it; Kafka's protocol calls it not
+        // retriable, so the client gives up at once. No event is given up for it: the next one would fare the same.
+        | Code::Unknown
         // Its volume is offline.
         | Code::KafkaStorageError
         | Code::LogDirNotFound => Meaning::Verdict(Refused),
@@ -119,6 +122,7 @@ pub(crate) fn failure(class: FailureClass, code: Code, topic: &str) -> Failure {
         | Code::UnknownTopicOrPartition
         | Code::UnknownTopicId => "; create it: topics are not created by use",
         Code::TopicAuthorizationFailed => "; grant this user Write and Describe on it",
+        Code::Unknown => "; the broker's log says more",
         Code::PolicyViolation => "; see the topic's policies at the broker",
         Code::UnsupportedCompressionType => "; see the setting compression",
         Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => {
@@ -132,9 +136,21 @@ pub(crate) fn failure(class: FailureClass, code: Code, topic: &str) -> Failure {
     Failure::new(class, format!("topic {topic}: {code}{way_out}"))
 }
 
-/// The code of an error of the crate `rdkafka`.
+/// The code of an error of the crate `rdkafka`; one without a code is about what was given to it.
 pub(crate) fn code(error: &KafkaError) -> Code {
-    error.rdkafka_error_code().unwrap_or(Code::Unknown)
+    error.rdkafka_error_code().unwrap_or(Code::InvalidArgument)
+}
+
+/// The error of a cluster that does not answer, with the last trouble that a connection had: it says more.
+pub(crate) fn no_answer(code: Code, last: Option<&(Code, String)>) -> PublishError {
+    let setting = match last {
+        Some((Code::Authentication | Code::SaslAuthenticationFailed, _)) => "setting sasl",
+        Some((Code::SSL, _)) => "setting tls",
+        _ => "settings bootstrap_servers, tls and sasl",
+    };
+    let last = last.map(|(code, reason)| format!("; last error: {code}: {reason}"));
+    let last = last.unwrap_or_default();
+    PublishError::new(format!("kafka does not answer: {code}{last}; see the {setting}"))
 }
 
 /// The error of a client that cannot be made, without the values of its settings: they may be secrets.
@@ -166,7 +182,7 @@ mod tests {
             (Code::Authentication, Unavailable),
             (Code::NotEnoughReplicas, Unavailable),
             (Code::ThrottlingQuotaExceeded, Unavailable),
-            (Code::Unknown, Transient),
+            (Code::Unknown, Refused),
             (Code::InvalidRequest, Transient),
         ] {
             assert_eq!(meaning(code), Meaning::Verdict(class), "{code}");

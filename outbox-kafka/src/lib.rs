@@ -7,12 +7,15 @@
 //! [`KafkaConfig`] holds every setting with its unit, its default and what may not be changed; [`KafkaPublisher`] says
 //! what its verdicts mean.
 
+mod call;
 mod config;
 mod context;
 mod error;
 mod live;
 mod order;
+mod producers;
 mod publisher;
+mod refusals;
 mod security;
 mod slots;
 mod wire;

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use crate::context::Context;
 use crate::error;
+use crate::refusals::Refusals;
 
 /// A topic that every cluster has, or answers for: what [`Live::check`] asks about.
 const CHECK_TOPIC: &str = "__consumer_offsets";
@@ -25,37 +26,42 @@ pub(crate) struct Live {
     closing: AtomicBool,
     /// Whether it is closed, for those who wait for it.
     ended: watch::Sender<bool>,
-    /// How often the publisher had abandoned its messages when this producer was made.
-    era: u64,
-    /// For a producer that sends each message in a batch of its own: how many it is to confirm before it has done its work.
-    single: Option<usize>,
-    /// How many messages the next producer is to send singly.
-    suspects: OnceLock<usize>,
+    /// It broke by what the broker said of one topic.
+    by_topic: AtomicBool,
+}
+
+/// Which messages a producer sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Those of all topics. A refusal stops it, so that nothing is sent behind the refused message.
+    Main,
+    /// Those of topics that refused, each in a batch of its own, so that a refusal names its message. A refusal does not
+    /// stop it: of each aggregate one message is open at most, so nothing stands behind the refused one.
+    Careful,
 }
 
 impl Live {
-    /// A producer. With `single`, each message is sent in a batch of its own, so that a refusal names its message.
+    /// A producer with the settings `client`, of this era.
     pub(crate) fn open(
         client: &ClientConfig,
+        role: Role,
         era: u64,
-        single: Option<usize>,
+        refusals: &Arc<Refusals>,
     ) -> Result<Arc<Self>, PublishError> {
         let live = Arc::new(Self {
             producer: RwLock::new(None),
             context: OnceLock::new(),
             closing: AtomicBool::new(false),
             ended: watch::Sender::new(false),
-            era,
-            single,
-            suspects: OnceLock::new(),
+            by_topic: AtomicBool::new(false),
         });
         let mut client = client.clone();
-        if single.is_some() {
-            client.set("batch.num.messages", "1");
+        if role == Role::Careful {
+            client.set("batch.num.messages", "1").set("enable.gapless.guarantee", "false");
         }
-        let producer: ThreadedProducer<Context> = client
-            .create_with_context(Context::new(Arc::downgrade(&live)))
-            .map_err(|error| error::creation(&error))?;
+        let context = Context::new(Arc::downgrade(&live), role, era, refusals.clone());
+        let producer: ThreadedProducer<Context> =
+            client.create_with_context(context).map_err(|error| error::creation(&error))?;
         live.context.get_or_init(|| producer.context().clone());
         *live.producer.write().expect("nobody else has it") = Some(producer);
         Ok(live)
@@ -87,24 +93,19 @@ impl Live {
         self.closing.load(Ordering::Acquire)
     }
 
+    /// How often the publisher had abandoned its messages when this producer was made, or last found unused.
     pub(crate) fn era(&self) -> u64 {
-        self.era
+        self.context().slots.era()
     }
 
-    /// Whether it can serve a call.
-    pub(crate) fn is_usable(&self) -> bool {
-        !self.is_closing() && !self.is_done()
+    /// Notes that it breaks by what the broker says of one topic.
+    pub(crate) fn blame_topic(&self) {
+        self.by_topic.store(true, Ordering::Release);
     }
 
-    /// Whether a single-message producer has done its work and may be replaced.
-    fn is_done(&self) -> bool {
-        let slots = &self.context().slots;
-        self.single.is_some_and(|messages| slots.confirmed() >= messages as u64 && slots.is_idle())
-    }
-
-    /// How many messages the producer after this one is to send singly.
-    pub(crate) fn suspects(&self) -> Option<usize> {
-        self.suspects.get().copied()
+    /// Whether it broke by what the broker said of one topic.
+    pub(crate) fn broke_by_topic(&self) -> bool {
+        self.by_topic.load(Ordering::Acquire)
     }
 
     /// Returns when the producer is closed: nothing more will be heard of its messages. Cancel safe.
@@ -122,16 +123,21 @@ impl Live {
         if let Some(producer) = place.take() {
             producer.purge(PurgeConfig::default().queue().inflight());
             drop(producer);
-            let unknown = self.context().settle_suspects();
-            if unknown > 0 {
-                self.suspects.get_or_init(|| unknown);
-            }
+            self.context().settle_suspects();
             self.context().slots.end(failure);
             self.ended.send_replace(true);
         }
     }
 
-    /// The same on a thread of its own, which the producer's polling thread needs: closing waits for it.
+    /// Ends it without verdicts, unless no call has ever used it: then it serves the era `era`. Blocks as
+    /// [`close`](Self::close).
+    pub(crate) fn abandon(&self, era: u64) {
+        if !self.context().slots.renew(era) {
+            self.close(None);
+        }
+    }
+
+    /// The same as [`close`](Self::close) on a thread of its own, which the producer's polling thread needs: closing waits for it.
     pub(crate) fn close_in_background(self: Arc<Self>, failure: Failure) {
         if self.closing.swap(true, Ordering::AcqRel) {
             return;
@@ -152,12 +158,7 @@ impl Live {
         match producer.client().fetch_metadata(Some(CHECK_TOPIC), timeout) {
             Ok(_) => Ok(()),
             Err(error) => {
-                let last = self.context().last_error();
-                let last = last.map(|last| format!("; last error: {last}")).unwrap_or_default();
-                let code = error::code(&error);
-                Err(PublishError::new(format!(
-                    "kafka does not answer: {code}{last}; see the settings bootstrap_servers, tls and sasl"
-                )))
+                Err(error::no_answer(error::code(&error), self.context().last_error().as_ref()))
             }
         }
     }

@@ -9,14 +9,15 @@ use outbox_core::{Batch, Failure, FailureClass};
 /// A message carries slot and index in the one word that librdkafka hands back with its report, so that accounting costs
 /// no allocation per message. Each producer has slots of its own: a late report cannot hit another producer's call. A slot
 /// is used again when all its messages were reported.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Slots(Mutex<Table>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Table {
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
-    confirmed: u64,
+    /// How often the publisher had abandoned its messages when these slots were made.
+    era: u64,
     /// No call is opened any more.
     ended: bool,
 }
@@ -46,13 +47,18 @@ fn parts(opaque: usize) -> (SlotId, usize) {
 }
 
 impl Slots {
-    /// A place for this call; `None` when the slots have ended.
-    pub(crate) fn open(&self, batch: &Batch) -> Option<SlotId> {
+    pub(crate) fn new(era: u64) -> Self {
+        Self(Mutex::new(Table { slots: Vec::new(), free: Vec::new(), era, ended: false }))
+    }
+
+    /// A place for a call of which this many messages are to be handed over; `None` when the slots have ended, or are of
+    /// another era than the call.
+    pub(crate) fn open(&self, batch: &Batch, messages: usize, era: u64) -> Option<SlotId> {
         let mut table = self.table();
-        if table.ended {
+        if table.ended || table.era != era {
             return None;
         }
-        let slot = Some(Slot { batch: batch.clone(), outstanding: batch.len(), failed: false });
+        let slot = Some(Slot { batch: batch.clone(), outstanding: messages, failed: false });
         Some(SlotId(if let Some(free) = table.free.pop() {
             table.slots[free as usize] = slot;
             free
@@ -82,7 +88,6 @@ impl Slots {
         if let Some(slot) = table.slot(slot) {
             slot.batch.confirm(index);
         }
-        table.confirmed += 1;
         table.settle(slot, 1);
     }
 
@@ -102,15 +107,18 @@ impl Slots {
         self.table().slot(slot).is_some_and(|slot| slot.failed)
     }
 
-    /// Whether no call is open.
-    pub(crate) fn is_idle(&self) -> bool {
-        let table = self.table();
-        table.free.len() == table.slots.len()
+    pub(crate) fn era(&self) -> u64 {
+        self.table().era
     }
 
-    /// Messages confirmed so far.
-    pub(crate) fn confirmed(&self) -> u64 {
-        self.table().confirmed
+    /// Moves slots that no call has used to another era; `false` when one has, or when they have ended.
+    pub(crate) fn renew(&self, era: u64) -> bool {
+        let mut table = self.table();
+        let unused = table.slots.is_empty() && !table.ended;
+        if unused {
+            table.era = era;
+        }
+        unused
     }
 
     /// Ends all calls: no report will come any more, and no call is opened. What is open gets the verdict `failure`, or none.
@@ -165,10 +173,10 @@ mod tests {
 
     #[test]
     fn a_report_finds_its_message() {
-        let slots = Slots::default();
+        let slots = Slots::new(0);
         let (first, second) = (batch(2), batch(3));
-        let a = slots.open(&first).unwrap();
-        let b = slots.open(&second).unwrap();
+        let a = slots.open(&first, first.len(), 0).unwrap();
+        let b = slots.open(&second, second.len(), 0).unwrap();
         slots.confirm(b.opaque(2));
         slots.refuse(a.opaque(1), gone());
         assert_eq!(second.verdict(2), Some(Verdict::Confirmed));
@@ -178,27 +186,36 @@ mod tests {
 
     #[test]
     fn a_slot_is_used_again_only_after_all_its_reports() {
-        let slots = Slots::default();
-        let a = slots.open(&batch(3)).unwrap();
+        let slots = Slots::new(0);
+        let a = slots.open(&batch(3), 3, 0).unwrap();
         slots.confirm(a.opaque(0));
         slots.hold_back(a, 1);
-        let b = slots.open(&batch(1)).unwrap();
+        let b = slots.open(&batch(1), 1, 0).unwrap();
         assert_ne!(a, b);
         slots.confirm(a.opaque(1));
-        assert_eq!(slots.open(&batch(1)), Some(a));
+        assert_eq!(slots.open(&batch(1), 1, 0), Some(a));
     }
 
     #[test]
     fn the_end_refuses_what_is_open_and_later_calls() {
-        let slots = Slots::default();
+        let slots = Slots::new(0);
         let open = batch(2);
-        let a = slots.open(&open).unwrap();
+        let a = slots.open(&open, open.len(), 0).unwrap();
         slots.confirm(a.opaque(0));
         slots.end(Some(&gone()));
         assert_eq!(open.verdict(0), Some(Verdict::Confirmed));
         assert_eq!(open.verdict(1), Some(Verdict::Failed(gone())));
-        assert_eq!(slots.open(&batch(1)), None);
+        assert_eq!(slots.open(&batch(1), 1, 0), None);
         slots.confirm(a.opaque(1));
         assert_eq!(open.verdict(1), Some(Verdict::Failed(gone())));
+    }
+
+    #[test]
+    fn only_unused_slots_move_to_another_era() {
+        let slots = Slots::new(0);
+        assert!(slots.renew(1));
+        assert_eq!(slots.open(&batch(1), 1, 0), None, "a call from before");
+        slots.open(&batch(1), 1, 1).unwrap();
+        assert!(!slots.renew(2));
     }
 }

@@ -18,6 +18,7 @@ const CONFIRMED: Option<FailureClass> = None;
 const PERMANENT: Option<FailureClass> = Some(FailureClass::Permanent);
 const REFUSED: Option<FailureClass> = Some(FailureClass::Refused);
 const TRANSIENT: Option<FailureClass> = Some(FailureClass::Transient);
+const UNSENT: Option<FailureClass> = Some(FailureClass::Unsent);
 const UNAVAILABLE: Option<FailureClass> = Some(FailureClass::Unavailable);
 
 /// A publisher whose batches hold at most 10 messages, so that a call is many requests. One at a time is in flight: the
@@ -64,8 +65,8 @@ async fn a_message_that_the_broker_finds_too_large_is_permanent() {
     let first = publish(&publisher, numbered("t", "a", 1)).await;
     assert_eq!(classes(&first), [PERMANENT]);
     assert!(failure(&first[0]).reason.contains("max.message.bytes"));
-    let second = publish(&publisher, numbered("t", "a", 2)).await;
-    assert_eq!(classes(&second), [CONFIRMED; 2]);
+    let second = publish(&publisher, numbered("t", "a", 1)).await;
+    assert_eq!(classes(&second), [CONFIRMED]);
 }
 
 /// Rule: a batch that fails as a whole is narrowed until the one bad message is known.
@@ -77,12 +78,12 @@ async fn a_refused_batch_is_tried_again_message_by_message() {
     let none = Err::RD_KAFKA_RESP_ERR_NO_ERROR;
     // Refused as a batch; then singly: two are taken, the third is the bad one.
     mock.request_errors(Api::Produce, &[too_large, none, none, too_large]);
-    let first = publish(&publisher, numbered("t", "a", 5)).await;
+    let keys = ["a", "b", "c", "d", "e"];
+    let messages = || keys.iter().flat_map(|key| numbered("t", key, 1)).collect::<Vec<_>>();
+    let first = publish(&publisher, messages()).await;
     assert_eq!(classes(&first), [UNAVAILABLE; 5]);
-    let second = publish(&publisher, numbered("t", "a", 5)).await;
-    assert_eq!(classes(&second[..3]), [CONFIRMED, CONFIRMED, PERMANENT]);
-    let third = publish(&publisher, numbered("t", "b", 5)).await;
-    assert_eq!(classes(&third), [CONFIRMED; 5]);
+    let second = publish(&publisher, messages()).await;
+    assert_eq!(classes(&second), [CONFIRMED, CONFIRMED, PERMANENT, CONFIRMED, CONFIRMED]);
 }
 
 /// Each kind of refusal stops the producer, so that nothing is sent behind it; the next call finds a new one. H045, H130,
@@ -93,6 +94,7 @@ async fn a_refusal_stops_the_producer_and_the_next_call_finds_a_new_one() {
     for (error, expected) in [
         (Err::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED, REFUSED),
         (Err::RD_KAFKA_RESP_ERR_POLICY_VIOLATION, REFUSED),
+        (Err::RD_KAFKA_RESP_ERR_UNKNOWN, REFUSED),
         (Err::RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED, UNAVAILABLE),
         (Err::RD_KAFKA_RESP_ERR_INVALID_REQUEST, TRANSIENT),
         (Err::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE, UNAVAILABLE),
@@ -107,7 +109,8 @@ async fn a_refusal_stops_the_producer_and_the_next_call_finds_a_new_one() {
         assert_eq!(classes[..20], [CONFIRMED; 20], "{error:?}");
         assert_eq!(classes[20..30], [expected; 10], "{error:?}");
         assert!(classes[40..].iter().all(|class| *class == expected || *class == UNAVAILABLE));
-        let again = publish(&publisher, numbered("t", "b", 5)).await;
+        mock.create_topic("u", 1, 1).unwrap();
+        let again = publish(&publisher, numbered("u", "b", 5)).await;
         assert_eq!(common::class(&again[4]), CONFIRMED, "{error:?}: {again:?}");
     }
 }
@@ -349,6 +352,53 @@ async fn reports_are_taken_off_while_the_runtime_stands_still() {
         std::thread::yield_now();
     }
     assert_eq!(classes(&verdicts(&batch)), [CONFIRMED; 10_000]);
+}
+
+/// A topic whose messages are refused at every try stops no other topic, and is taken up again by itself. (The other
+/// topic is sent to between the probes: the mock cluster cannot refuse one topic only.)
+#[tokio::test]
+async fn a_topic_that_refuses_stops_no_other_topic() {
+    for error in [
+        Err::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED,
+        Err::RD_KAFKA_RESP_ERR_POLICY_VIOLATION,
+        Err::RD_KAFKA_RESP_ERR_UNKNOWN,
+    ] {
+        let mock = mock(1, 1);
+        mock.create_topic("u", 1, 1).unwrap();
+        let publisher = publisher(&mock.bootstrap_servers());
+        mock.request_errors(Api::Produce, &[error; 100]);
+        // More often than a publisher may break by itself.
+        for round in 0..50 {
+            let verdicts = publish(&publisher, numbered("t", "a", 1)).await;
+            assert_eq!(classes(&verdicts), [REFUSED], "{error:?}, round {round}: {verdicts:?}");
+        }
+        mock.clear_request_errors(Api::Produce);
+        let mut both = numbered("u", "b", 100);
+        both.extend(numbered("t", "a", 3));
+        let verdicts = publish(&publisher, both).await;
+        assert_eq!(classes(&verdicts[..100]), [CONFIRMED; 100], "{error:?}");
+        assert!(publisher.stats().contains(&("refusing_topics", 1.0)));
+
+        let deadline = Instant::now() + LIMIT;
+        while class(&publish(&publisher, numbered("t", "a", 3)).await[0]) != CONFIRMED {
+            assert!(Instant::now() < deadline, "{error:?}: the topic is not asked again");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(publisher.stats().contains(&("refusing_topics", 0.0)));
+    }
+}
+
+/// Of each aggregate one message is open at a topic that refused, and the rest of it comes in later calls.
+#[tokio::test]
+async fn a_topic_that_refused_is_sent_one_message_of_an_aggregate_at_a_time() {
+    let mock = mock(1, 1);
+    let publisher = publisher(&mock.bootstrap_servers());
+    mock.request_errors(Api::Produce, &[Err::RD_KAFKA_RESP_ERR_INVALID_RECORD]);
+    assert_eq!(classes(&publish(&publisher, numbered("t", "a", 1)).await), [PERMANENT]);
+    let mut messages = numbered("t", "a", 3);
+    messages.extend(numbered("t", "b", 2));
+    let verdicts = publish(&publisher, messages).await;
+    assert_eq!(classes(&verdicts), [CONFIRMED, UNSENT, UNSENT, CONFIRMED, UNSENT]);
 }
 
 /// H130: at most 20 times a minute.
