@@ -10,7 +10,7 @@ use xtask::{Result, services};
 
 const HELP: &str = "\
 cargo xtask services install   install what the build and the test servers need
-cargo xtask services start     start PostgreSQL 15 and 18, pgbouncer, Kafka, RabbitMQ, ElasticMQ; prints the variables for `eval`
+cargo xtask services start     start all test servers; prints the variables for `eval`
 cargo xtask services status    say which of them run and answer
 cargo xtask services stop      stop them; the next start begins empty
 cargo xtask test [-- ARGS]     start the servers and run every test; ARGS go to `cargo test`

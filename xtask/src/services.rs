@@ -1,12 +1,13 @@
-//! Real servers on this machine, without containers: PostgreSQL 15 and 18, pgbouncer, Apache Kafka, RabbitMQ,
-//! ElasticMQ.
+//! Real servers on this machine, without containers: PostgreSQL 15 and 18, pgbouncer, MySQL 9, MariaDB,
+//! Apache Kafka, RabbitMQ, ElasticMQ.
 //!
 //! Two ways to use them:
 //!
 //! - **Shared**: [`start`] brings up one of each on fixed loopback ports and tells where they are
 //!   ([`Variable`]). They outlive the command, and every test of the workspace uses them side by side.
-//! - **Private**: [`Postgres::start`], [`Kafka::start`], [`SecureKafka::start`], [`RabbitMq::start`] and [`ElasticMq::start`] give a test a server
-//!   of its own on a free port, to be stopped, killed, frozen and started again. It ends with its value, and also when the
+//! - **Private**: [`Postgres::start`], [`MySql::start`], [`MariaDb::start`], [`Kafka::start`], [`SecureKafka::start`],
+//!   [`RabbitMq::start`] and [`ElasticMq::start`] give a test a server of its own on a free port, to be stopped,
+//!   killed, frozen and started again. It ends with its value, and also when the
 //!   test's process is killed.
 //!
 //! Everything listens on 127.0.0.1 only. Downloads are cached in `$OUTBOX_CACHE_DIR`, or
@@ -22,6 +23,7 @@ mod install;
 mod kafka;
 mod kafka_secure;
 mod kafka_wire;
+mod mysql;
 mod pgbouncer;
 mod ports;
 mod postgres;
@@ -35,6 +37,7 @@ pub use folders::cache;
 pub use install::install;
 pub use kafka::Kafka;
 pub use kafka_secure::SecureKafka;
+pub use mysql::{MariaDb, MySql};
 pub use postgres::{Postgres, PostgresVersion};
 pub use rabbitmq::RabbitMq;
 pub use shared::{Status, Variable, start, status, stop, variables};

@@ -1,4 +1,4 @@
-//! What the servers and the build need: Debian's packages, PostgreSQL 18, the jars of Kafka and ElasticMQ.
+//! What the servers and the build need: Debian's packages, PostgreSQL 18, MySQL 9, the jars of Kafka and ElasticMQ.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,6 +26,10 @@ const SYSTEM: &[(Need, &str, &str)] = &[
     (Need::Postgres, "pgbouncer", "pgbouncer"),
     (Need::Postgres, "npm", "npm"),
     (Need::Postgres, "openssl", "openssl"),
+    (Need::MySql, "mmdebstrap", "mmdebstrap"),
+    (Need::MySql, "openssl", "openssl"),
+    (Need::MariaDb, "/usr/sbin/mariadbd", "mariadb-server"),
+    (Need::MariaDb, "openssl", "openssl"),
     (Need::Kafka, "java", "openjdk-17-jre-headless"),
     (Need::Kafka, "mvn", "maven"),
     (Need::Kafka, "openssl", "openssl"),
@@ -45,6 +49,8 @@ const ELASTICMQ: &str = "1.7.1";
 pub(crate) enum Need {
     Build,
     Postgres,
+    MySql,
+    MariaDb,
     Kafka,
     RabbitMq,
     ElasticMq,
@@ -58,17 +64,29 @@ pub(crate) enum Need {
 /// Names what is missing when it may not install it, or shows what the installer printed.
 pub fn install() -> Result<()> {
     let _lock = folders::lock()?;
-    install_for(&[Need::Build, Need::Postgres, Need::Kafka, Need::RabbitMq, Need::ElasticMq])
+    install_for(&[
+        Need::Build,
+        Need::Postgres,
+        Need::MySql,
+        Need::MariaDb,
+        Need::Kafka,
+        Need::RabbitMq,
+        Need::ElasticMq,
+    ])
 }
 
 /// The caller holds the lock.
 pub(crate) fn install_for(needs: &[Need]) -> Result<()> {
     system_packages(needs)?;
-    if [Need::Postgres, Need::Kafka, Need::RabbitMq].iter().any(|need| needs.contains(need)) {
+    let with_tls = [Need::Postgres, Need::MySql, Need::MariaDb, Need::Kafka, Need::RabbitMq];
+    if with_tls.iter().any(|need| needs.contains(need)) {
         tls::create()?;
     }
     if needs.contains(&Need::Postgres) {
         postgres_18()?;
+    }
+    if needs.contains(&Need::MySql) {
+        mysql_root()?;
     }
     if needs.contains(&Need::Kafka) {
         kafka_jars()?;
@@ -85,6 +103,62 @@ pub(crate) fn postgres(version: PostgresVersion) -> Result<PathBuf> {
         PostgresVersion::V15 => Ok(PathBuf::from("/usr/lib/postgresql/15/bin")),
         PostgresVersion::V18 => postgres_18(),
     }
+}
+
+/// The program that runs mysqld, and its first arguments. It is Debian unstable's, with the libraries of Debian
+/// unstable: so it is run by their own loader, and all paths stay ordinary.
+pub(crate) fn mysqld() -> Result<(PathBuf, Vec<String>)> {
+    let root = mysql_root()?;
+    let loader = match std::env::consts::ARCH {
+        "aarch64" => "usr/lib/ld-linux-aarch64.so.1",
+        _ => "usr/lib64/ld-linux-x86-64.so.2",
+    };
+    let libraries = root.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
+    let arguments = [
+        "--library-path".to_owned(),
+        libraries.display().to_string(),
+        root.join("usr/sbin/mysqld").display().to_string(),
+    ];
+    Ok((root.join(loader), arguments.into()))
+}
+
+/// Lines of `my.cnf` that tell mysqld where its own files are.
+pub(crate) fn mysql_settings() -> String {
+    let usr = mysql_folder().join("usr");
+    let usr = usr.display();
+    format!(
+        "basedir={usr}\n\
+         lc-messages-dir={usr}/share/mysql\n\
+         character-sets-dir={usr}/share/mysql/charsets\n\
+         plugin-dir={usr}/lib/mysql/plugin\n\
+         secure-file-priv=NULL\n\
+         mysqlx=OFF\n\
+         gtid-mode=ON\n\
+         enforce-gtid-consistency=ON\n\
+         binlog-row-metadata=FULL\n"
+    )
+}
+
+fn mysql_folder() -> PathBuf {
+    folders::servers().join("mysql-sid")
+}
+
+/// Folder with the files of MySQL and of the libraries that it needs, after downloading what is missing. Debian has MySQL in
+/// unstable only; its index is out of date by design, and signed all the same.
+fn mysql_root() -> Result<PathBuf> {
+    let root = mysql_folder();
+    if root.exists() {
+        return Ok(root);
+    }
+    eprintln!("downloading MySQL 9");
+    let new = fresh_folder(&root)?;
+    run(Command::new("mmdebstrap")
+        .args(["--quiet", "--variant=extract", "--include=mysql-server-core"])
+        .arg("--aptopt=Acquire::Check-Valid-Until \"false\"")
+        .arg("sid")
+        .arg(&new))?;
+    fs::rename(&new, &root)?;
+    Ok(root)
 }
 
 /// Folder with the jars of Kafka, after downloading them when they are missing.

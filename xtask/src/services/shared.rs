@@ -9,6 +9,7 @@ use super::elasticmq;
 use super::folders;
 use super::install::{self, Need};
 use super::kafka::Node;
+use super::mysql::{Brand, Instance};
 use super::pgbouncer::Pgbouncer;
 use super::postgres::{Cluster, PostgresVersion, answers};
 use super::process::{Lifetime, Process};
@@ -58,8 +59,12 @@ pub fn start() -> Result<()> {
     if wants(POSTGRES_URL) || wants(POSTGRES_NEW_URL) || wants(PGBOUNCER_URL) {
         needs.push(Need::Postgres);
     }
-    if wants(KAFKA_BOOTSTRAP) {
-        needs.push(Need::Kafka);
+    for (name, need) in
+        [(MYSQL_URL, Need::MySql), (MARIADB_URL, Need::MariaDb), (KAFKA_BOOTSTRAP, Need::Kafka)]
+    {
+        if wants(name) {
+            needs.push(need);
+        }
     }
     if wants(RABBITMQ_URL) {
         needs.push(Need::RabbitMq);
@@ -87,6 +92,12 @@ pub fn start() -> Result<()> {
             starts.push(scope.spawn(|| {
                 timed(servers.postgres_18.process.name(), || servers.postgres_18.start())
             }));
+        }
+        for (name, instance) in [(MYSQL_URL, &servers.mysql), (MARIADB_URL, &servers.mariadb)] {
+            if wants(name) {
+                starts
+                    .push(scope.spawn(move || timed(instance.process.name(), || instance.start())));
+            }
         }
         if wants(KAFKA_BOOTSTRAP) {
             starts.push(
@@ -122,6 +133,8 @@ pub fn stop() -> Result<()> {
         let stops = [
             scope.spawn(|| all(vec![servers.pgbouncer.stop(), servers.postgres_15.stop()])),
             scope.spawn(|| servers.postgres_18.stop()),
+            scope.spawn(|| servers.mysql.stop()),
+            scope.spawn(|| servers.mariadb.stop()),
             scope.spawn(|| servers.kafka.stop()),
             scope.spawn(|| servers.rabbitmq.stop()),
             scope.spawn(|| servers.elasticmq.stop()),
@@ -133,7 +146,8 @@ pub fn stop() -> Result<()> {
 /// State of the shared servers, by asking each.
 pub fn status() -> Vec<Status> {
     let servers = Servers::new();
-    let Servers { postgres_15, postgres_18, pgbouncer, kafka, rabbitmq, elasticmq } = &servers;
+    let Servers { postgres_15, postgres_18, pgbouncer, mysql, mariadb, kafka, rabbitmq, elasticmq } =
+        &servers;
     let status = |process: &Process, address: String, answers: &dyn Fn(&str) -> bool| Status {
         name: process.name().to_owned(),
         pid: process.pid(),
@@ -144,6 +158,8 @@ pub fn status() -> Vec<Status> {
         status(&postgres_15.process, postgres_15.url(), &answers),
         status(&postgres_18.process, postgres_18.url(), &answers),
         status(&pgbouncer.process, pgbouncer.url(), &answers),
+        status(&mysql.process, mysql.url(), &|_| mysql.answers()),
+        status(&mariadb.process, mariadb.url(), &|_| mariadb.answers()),
         status(&kafka.process, kafka.bootstrap(), &kafka_wire::answers),
         status(&rabbitmq.process, rabbitmq.url(), &|_| rabbitmq.answers()),
         status(&elasticmq.process, elasticmq.endpoint(), &|_| elasticmq.answers()),
@@ -172,6 +188,8 @@ fn shared_variables() -> Vec<Variable> {
         Variable { name: POSTGRES_NEW_URL, value: servers.postgres_18.url() },
         Variable { name: PGBOUNCER_URL, value: servers.pgbouncer.url() },
         Variable { name: POSTGRES_CA, value: tls::ca_certificate().display().to_string() },
+        Variable { name: MYSQL_URL, value: servers.mysql.url() },
+        Variable { name: MARIADB_URL, value: servers.mariadb.url() },
         Variable { name: KAFKA_BOOTSTRAP, value: servers.kafka.bootstrap() },
         Variable { name: RABBITMQ_URL, value: servers.rabbitmq.url() },
         Variable { name: SQS_ENDPOINT, value: servers.elasticmq.endpoint() },
@@ -188,6 +206,8 @@ const POSTGRES_URL: &str = "OUTBOX_TEST_POSTGRES_URL";
 const POSTGRES_NEW_URL: &str = "OUTBOX_TEST_POSTGRES_NEW_URL";
 const PGBOUNCER_URL: &str = "OUTBOX_TEST_PGBOUNCER_URL";
 const POSTGRES_CA: &str = "OUTBOX_TEST_POSTGRES_CA";
+const MYSQL_URL: &str = "OUTBOX_TEST_MYSQL_URL";
+const MARIADB_URL: &str = "OUTBOX_TEST_MARIADB_URL";
 const KAFKA_BOOTSTRAP: &str = "OUTBOX_TEST_KAFKA_BOOTSTRAP";
 const RABBITMQ_URL: &str = "OUTBOX_TEST_RABBITMQ_URL";
 const SQS_ENDPOINT: &str = "OUTBOX_TEST_SQS_ENDPOINT";
@@ -196,6 +216,8 @@ struct Servers {
     postgres_15: Cluster,
     postgres_18: Cluster,
     pgbouncer: Pgbouncer,
+    mysql: Instance,
+    mariadb: Instance,
     kafka: Node,
     rabbitmq: rabbitmq::Node,
     elasticmq: elasticmq::Node,
@@ -207,10 +229,14 @@ impl Servers {
         let postgres = |version, name: &str, port| {
             Cluster::new(version, &folder(name), port, Lifetime::Detached)
         };
+        let mysql =
+            |brand, name: &str, port| Instance::new(brand, &folder(name), port, Lifetime::Detached);
         Self {
             postgres_15: postgres(PostgresVersion::V15, "postgres-15", ports::POSTGRES_15),
             postgres_18: postgres(PostgresVersion::V18, "postgres-18", ports::POSTGRES_18),
             pgbouncer: Pgbouncer::new(&folder("pgbouncer")),
+            mysql: mysql(Brand::MySql, "mysql", ports::MYSQL),
+            mariadb: mysql(Brand::MariaDb, "mariadb", ports::MARIADB),
             kafka: Node::new(
                 &folder("kafka"),
                 ports::KAFKA,
@@ -245,6 +271,8 @@ impl Servers {
         let processes = [
             &self.postgres_15.process,
             &self.postgres_18.process,
+            &self.mysql.process,
+            &self.mariadb.process,
             &self.kafka.process,
             &self.rabbitmq.process,
             &self.elasticmq.process,
