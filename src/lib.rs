@@ -49,6 +49,7 @@
 //! | none | the core, and everything in memory ([`memory`]) | nothing |
 //! | `sqlite` | `outbox::sqlite`: the embedded default | a file |
 //! | `postgres` | `outbox::postgres` | PostgreSQL |
+//! | `mysql` | `outbox::mysql` | MySQL or MariaDB |
 //! | `kafka` | `outbox::kafka` | Kafka; builds librdkafka with cmake |
 //! | `rabbitmq` | `outbox::rabbitmq` | RabbitMQ |
 //! | `sqs` | `outbox::sqs` | Amazon SQS |
@@ -60,6 +61,8 @@ pub use outbox_core::*;
 
 #[cfg(feature = "kafka")]
 pub use outbox_kafka as kafka;
+#[cfg(feature = "mysql")]
+pub use outbox_mysql as mysql;
 #[cfg(feature = "postgres")]
 pub use outbox_postgres as postgres;
 #[cfg(feature = "rabbitmq")]

@@ -11,6 +11,7 @@ use serde_json::Value;
 const ARROWS: &[(&str, &[&str])] = &[
     ("outbox-core", &[]),
     ("outbox-postgres", &["outbox-core"]),
+    ("outbox-mysql", &["outbox-core"]),
     ("outbox-sqlite", &["outbox-core"]),
     ("outbox-kafka", &["outbox-core"]),
     ("outbox-rabbitmq", &["outbox-core"]),
@@ -21,6 +22,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "outbox-core",
             "outbox-postgres",
+            "outbox-mysql",
             "outbox-sqlite",
             "outbox-kafka",
             "outbox-rabbitmq",
@@ -34,7 +36,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-const STORES: &[&str] = &["outbox-postgres", "outbox-sqlite"];
+const STORES: &[&str] = &["outbox-postgres", "outbox-mysql", "outbox-sqlite"];
 const STORE_FILES: &[&str] =
     &["lib", "config", "error", "sql", "row", "writer", "store", "schema", "inbox"];
 const PUBLISHERS: &[&str] = &["outbox-kafka", "outbox-rabbitmq", "outbox-sqs"];

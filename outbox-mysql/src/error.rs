@@ -1,0 +1,159 @@
+//! What an error of the database means for the caller: one table, by error number.
+
+use outbox_core::{StoreError, StoreErrorKind};
+use sqlx::mysql::MySqlDatabaseError;
+
+/// The error of `action` on `table`.
+pub(crate) fn store_error(action: &str, table: &str, error: sqlx::Error) -> StoreError {
+    let (kind, way_out) = classify(&error);
+    let mut message = format!("cannot {action} {table}");
+    if !way_out.is_empty() {
+        message = format!("{message}: {way_out}");
+    }
+    StoreError::new(kind, message).with_source(error)
+}
+
+/// Whether the connection that gave this error must not be used again.
+pub(crate) fn spoils_connection(error: &sqlx::Error) -> bool {
+    match error {
+        // The server is going down, has cut the session, or is read-only: behind an address that moved, a replica.
+        sqlx::Error::Database(_) => {
+            matches!(
+                number(error),
+                Some(
+                    1053 | 1077 | 1079 | 1153 | 1158
+                        ..=1161 | 1290 | 1792 | 1836 | 1927 | 3032 | 3169 | 4031
+                )
+            )
+        }
+        sqlx::Error::RowNotFound => false,
+        _ => true,
+    }
+}
+
+/// Whether the statement lost against another transaction, which undid the whole transaction.
+pub(crate) fn is_deadlock(error: &sqlx::Error) -> bool {
+    // MariaDB reports a row that has changed since its snapshot (1020) where MySQL reports nothing.
+    matches!(number(error), Some(1020 | 1213))
+}
+
+/// Whether a row names a parent that is not there.
+pub(crate) fn is_foreign_key_violation(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1216 | 1452))
+}
+
+fn number(error: &sqlx::Error) -> Option<u16> {
+    let error = error.as_database_error()?;
+    error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
+}
+
+fn classify(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
+    use StoreErrorKind::{Misconfigured, Unavailable};
+    match error {
+        sqlx::Error::Database(_) => by_number(number(error).unwrap_or_default()),
+        sqlx::Error::PoolTimedOut => (
+            Unavailable,
+            "no connection within the connect timeout: the server is down or out of reach, or the pool is too small",
+        ),
+        sqlx::Error::Tls(_) => (Misconfigured, TLS),
+        // So rustls reports a certificate that it does not trust.
+        sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::InvalidData => (Misconfigured, TLS),
+        sqlx::Error::Configuration(error) if error.to_string().contains("RSA") => {
+            (Misconfigured, RSA)
+        }
+        sqlx::Error::Configuration(_) => (Misconfigured, "a connect option is wrong"),
+        sqlx::Error::ColumnNotFound(_)
+        | sqlx::Error::ColumnIndexOutOfBounds { .. }
+        | sqlx::Error::ColumnDecode { .. }
+        | sqlx::Error::TypeNotFound { .. }
+        | sqlx::Error::Encode(_)
+        | sqlx::Error::Decode(_) => {
+            (Misconfigured, "the table is not as this version expects it: run the schema check")
+        }
+        _ => (Unavailable, ""),
+    }
+}
+
+const TLS: &str = "TLS failed: look at ssl-mode and ssl-ca";
+const RSA: &str = "the password may not go over a connection without TLS: use TLS, or build with the feature mysql-rsa of sqlx";
+
+/// By the numbers of the MySQL error reference, which MariaDB shares.
+fn by_number(number: u16) -> (StoreErrorKind, &'static str) {
+    use StoreErrorKind::{Misconfigured, Rejected, Unavailable};
+    match number {
+        // Nothing was written; the same statement works when it is repeated.
+        1020 | 1213 => (Unavailable, "the transaction lost against another one"),
+        1205 => (Unavailable, "somebody holds a lock on its rows for longer than the lock timeout"),
+        1206 | 1099 | 1100 => (Unavailable, "the server is short of locks"),
+        // Time limits of the relay's own statements.
+        1317 | 1969 | 3024 => (Unavailable, "the statement ran into its time limit"),
+        1290 | 1792 | 1836 => (
+            Unavailable,
+            "the server is read-only: a replica, or read_only is on; connect to the primary",
+        ),
+        1040 | 1203 | 1226 => (Unavailable, "the server is short of connections"),
+        1021 | 1041 | 1037 | 1038 | 1114 | 3 => {
+            (Unavailable, "the server is short of memory or disk")
+        }
+        // The server is going down, has cut the session, or the prepared statement is gone.
+        1053 | 1077 | 1079 | 1158..=1161 | 1243 | 1461 | 1615 | 1927 | 3169 | 4031 => {
+            (Unavailable, "")
+        }
+        1153 => (Rejected, "it is larger than max_allowed_packet of the server"),
+        1044 | 1142 | 1143 | 1227 | 1370 => {
+            (Misconfigured, "the user lacks a right: see docs/schema-mysql.md for the grants")
+        }
+        1045 | 1130 | 1251 | 1698 | 1862 | 3118 | 3159 => (
+            Misconfigured,
+            "the server refuses the user, its password, or a connection without TLS",
+        ),
+        1049 => (Misconfigured, "the database does not exist"),
+        1146 => {
+            (Misconfigured, "the table does not exist: run migrate, or look at database and table")
+        }
+        1054 | 1136 | 1176 | 1364 | 3105 => {
+            (Misconfigured, "the table is not as this version expects it: run the schema check")
+        }
+        1064 | 1149 | 1193 | 1231 | 1267 | 1305 => {
+            (Misconfigured, "the server does not understand the statement")
+        }
+        // Data, constraints, an exception of somebody's trigger.
+        1022 | 1048 | 1062 | 1169 | 1216 | 1217 | 1264 | 1265 | 1292 | 1366 | 1406 | 1441
+        | 1451 | 1452 | 1526 | 1557 | 1586 | 1644 | 1690 | 3140 | 3141 | 3144 | 3156 | 3819
+        | 4025 | 4038 => (Rejected, "the server refuses the data"),
+        // A damaged page: the relay narrows down to the row.
+        1034 | 1194 | 1712 | 1815 => (Rejected, "the server reports damaged data"),
+        _ => (Unavailable, ""),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_says_what_the_caller_can_do() {
+        use StoreErrorKind::{Misconfigured, Rejected, Unavailable};
+        for (number, kind) in [
+            (1205, Unavailable),
+            (1213, Unavailable),
+            (1290, Unavailable),
+            (1040, Unavailable),
+            (3024, Unavailable),
+            (1969, Unavailable),
+            (0, Unavailable),
+            (1062, Rejected),
+            (1366, Rejected),
+            (1406, Rejected),
+            (1644, Rejected),
+            (1153, Rejected),
+            (1045, Misconfigured),
+            (1049, Misconfigured),
+            (1142, Misconfigured),
+            (1146, Misconfigured),
+            (1064, Misconfigured),
+        ] {
+            assert_eq!(by_number(number).0, kind, "{number}");
+        }
+    }
+}

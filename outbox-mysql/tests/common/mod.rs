@@ -1,0 +1,259 @@
+//! Servers and a harness that all tests of this crate share.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::sync::{Arc, OnceLock};
+
+use outbox_conformance::{
+    DeadLetter, InboxHarness, InboxTransaction, PayloadKind, StoreHarness, WriterTransaction,
+};
+use outbox_core::{EventId, NewEvent, Store, StoreError, async_trait};
+use outbox_mysql::{
+    DeadLetterFilter, DeadLetters, MySqlConfig, MySqlInbox, MySqlOutbox, MySqlStore, PayloadType,
+    Schema,
+};
+use sqlx::mysql::MySqlPoolOptions;
+use sqlx::{AssertSqlSafe, Connection as _, MySql, MySqlConnection, MySqlPool, Transaction};
+use uuid::Uuid;
+use xtask::services;
+
+pub(crate) const MYSQL: &str = "OUTBOX_TEST_MYSQL_URL";
+pub(crate) const MARIADB: &str = "OUTBOX_TEST_MARIADB_URL";
+
+/// The URL of a shared server.
+pub(crate) fn shared(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| {
+        panic!(
+            "{variable} is not set: run the tests with `cargo xtask test`, which starts the servers"
+        )
+    })
+}
+
+/// What an administrator may have set, and what old versions have as default. The packet is a little larger than the
+/// largest event of the kit.
+const HOSTILE: &[(&str, &str)] = &[
+    ("character_set_server", "latin1"),
+    ("collation_server", "latin1_swedish_ci"),
+    ("sql_mode", ""),
+    ("default_time_zone", "+02:00"),
+    ("max_allowed_packet", "2M"),
+    ("transaction_isolation", "REPEATABLE-READ"),
+    ("innodb_autoinc_lock_mode", "2"),
+    ("autocommit", "0"),
+];
+
+/// A server on which all of that is set. One for all tests of this process.
+pub(crate) fn hostile_mysql() -> String {
+    static SERVER: OnceLock<services::MySql> = OnceLock::new();
+    SERVER.get_or_init(|| services::MySql::start_with(HOSTILE)).url()
+}
+
+/// As [`hostile_mysql`], and with a table of locks, which MariaDB keeps only when told to.
+pub(crate) fn hostile_mariadb() -> String {
+    static SERVER: OnceLock<services::MariaDb> = OnceLock::new();
+    let locks = [
+        ("performance_schema", "ON"),
+        ("performance-schema-instrument", "'wait/lock/metadata/sql/mdl=ON'"),
+        ("performance-schema-consumer-events-transactions-current", "ON"),
+    ];
+    SERVER.get_or_init(|| services::MariaDb::start_with(&[HOSTILE, &locks].concat())).url()
+}
+
+/// A database of its own.
+pub(crate) struct Harness {
+    pub(crate) config: MySqlConfig,
+    pub(crate) payload: PayloadType,
+    pub(crate) store: Arc<MySqlStore>,
+    pub(crate) letters: DeadLetters,
+    /// The application's own connections, with the server's settings.
+    pub(crate) pool: MySqlPool,
+    /// The database.
+    pub(crate) name: String,
+    /// The user of the store under test, which nobody else has.
+    pub(crate) user: String,
+}
+
+impl Harness {
+    pub(crate) async fn new(server: &str, payload: PayloadType) -> Self {
+        let name = format!("kit_{}", Uuid::new_v4().simple());
+        // User names have 32 characters at most.
+        let user = name[..24].to_owned();
+        let mut admin = MySqlConnection::connect(server).await.unwrap();
+        let create = format!(
+            "create database {name}; create user {user}@'127.0.0.1' identified by 'kit';
+             grant all on {name}.* to {user}@'127.0.0.1';
+             grant select on performance_schema.* to {user}@'127.0.0.1'"
+        );
+        sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut admin).await.unwrap();
+        admin.close().await.unwrap();
+        let (base, _) = server.rsplit_once('/').unwrap();
+        let (_, address) = base.rsplit_once('@').unwrap();
+        let config = MySqlConfig::new(&format!("mysql://{user}:kit@{address}/{name}"))
+            .unwrap()
+            .with_payload(payload)
+            .with_pool_size(3);
+        Schema::new(config.clone()).migrate().await.unwrap();
+        let store = Arc::new(MySqlStore::new(config.clone()));
+        // Only then it knows whether the server tells of writers.
+        store.probe(0).await.unwrap();
+        let pool = MySqlPoolOptions::new().connect_lazy(&format!("{base}/{name}")).unwrap();
+        Self { letters: DeadLetters::new(&config), store, config, payload, pool, name, user }
+    }
+
+    pub(crate) async fn transaction(&self) -> HarnessTransaction {
+        HarnessTransaction {
+            transaction: self.pool.begin().await.unwrap(),
+            outbox: MySqlOutbox::new(&self.config),
+            inbox: MySqlInbox::new(&self.config),
+        }
+    }
+
+    /// Runs statements as the administrator, each by itself.
+    pub(crate) async fn execute(&self, sql: &str) {
+        let sql = format!("set autocommit = 1; {sql}");
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
+    }
+
+    /// A number that a statement of the administrator gives.
+    pub(crate) async fn number(&self, sql: &str) -> i64 {
+        sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&self.pool).await.unwrap()
+    }
+}
+
+#[async_trait]
+impl StoreHarness for Harness {
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+
+    async fn second_store(&self) -> Arc<dyn Store> {
+        Arc::new(MySqlStore::new(self.config.clone()))
+    }
+
+    async fn begin(&self) -> Box<dyn WriterTransaction> {
+        Box::new(self.transaction().await)
+    }
+
+    async fn dead(&self) -> Vec<DeadLetter> {
+        let mut all = DeadLetterFilter::default();
+        all.limit = 10_000;
+        let letters = self.letters.list(&all).await.unwrap().into_iter();
+        letters
+            .map(|letter| DeadLetter {
+                id: EventId::from_text(&letter.id).unwrap(),
+                aggregate_type: letter.aggregate_type,
+                aggregate_id: letter.aggregate_id,
+                event_type: letter.event_type,
+                payload: letter.payload.map(|payload| payload.to_vec()),
+                headers: letter.headers,
+                attempts: letter.attempts,
+                reason: letter.reason,
+            })
+            .collect()
+    }
+
+    async fn requeue(&self, id: &EventId) -> Option<bool> {
+        let id = id.to_string();
+        let dead = self.letters.list(&DeadLetterFilter::default()).await.unwrap();
+        if let Some(letter) = dead.iter().find(|letter| letter.id == id) {
+            return Some(self.letters.requeue(letter.entry).await.unwrap());
+        }
+        let blocked = self.letters.blocked(0, 10_000).await.unwrap();
+        match blocked.iter().find(|head| head.id == id) {
+            Some(head) => Some(self.letters.unblock(head.position).await.unwrap()),
+            None => Some(false),
+        }
+    }
+
+    async fn insert_bad_row(&self) -> Option<()> {
+        self.execute(
+            "set sql_mode = '';
+             insert into outbox (aggregatetype, aggregateid, type, created_at)
+             values ('order', 'bad', 'Changed', '0000-00-00 00:00:00')",
+        )
+        .await;
+        Some(())
+    }
+
+    async fn open_transactions(&self) -> Option<u64> {
+        let open = format!(
+            "select count(*) from information_schema.innodb_trx t
+               join information_schema.processlist p on p.id = t.trx_mysql_thread_id
+              where p.user = '{}'",
+            self.user
+        );
+        Some(self.number(&open).await.cast_unsigned())
+    }
+
+    async fn break_connections(&self) -> Option<()> {
+        let sessions = format!(
+            "select cast(id as signed) from information_schema.processlist where user = '{}'",
+            self.user
+        );
+        let sessions: Vec<i64> =
+            sqlx::query_scalar(AssertSqlSafe(sessions)).fetch_all(&self.pool).await.unwrap();
+        for session in sessions {
+            // It may have ended by itself.
+            let kill = format!("kill {session}");
+            let _ = sqlx::raw_sql(AssertSqlSafe(kill)).execute(&self.pool).await;
+        }
+        Some(())
+    }
+
+    fn payload_kind(&self) -> PayloadKind {
+        match self.payload {
+            PayloadType::LongBlob => PayloadKind::Bytes,
+            _ => PayloadKind::Text,
+        }
+    }
+}
+
+#[async_trait]
+impl InboxHarness for Harness {
+    async fn begin(&self) -> Box<dyn InboxTransaction> {
+        Box::new(self.transaction().await)
+    }
+}
+
+pub(crate) struct HarnessTransaction {
+    pub(crate) transaction: Transaction<'static, MySql>,
+    pub(crate) outbox: MySqlOutbox,
+    pub(crate) inbox: MySqlInbox,
+}
+
+#[async_trait]
+impl WriterTransaction for HarnessTransaction {
+    async fn append(&mut self, events: &[NewEvent]) -> Result<(), StoreError> {
+        self.outbox.append(&mut self.transaction, events).await
+    }
+
+    async fn savepoint(&mut self) {
+        sqlx::raw_sql("savepoint kit").execute(&mut *self.transaction).await.unwrap();
+    }
+
+    async fn rollback_to_savepoint(&mut self) {
+        sqlx::raw_sql("rollback to kit").execute(&mut *self.transaction).await.unwrap();
+    }
+
+    async fn commit(self: Box<Self>) {
+        self.transaction.commit().await.unwrap();
+    }
+
+    async fn rollback(self: Box<Self>) {
+        self.transaction.rollback().await.unwrap();
+    }
+}
+
+#[async_trait]
+impl InboxTransaction for HarnessTransaction {
+    async fn first_seen(&mut self, consumer: &str, event_id: &str) -> Result<bool, StoreError> {
+        self.inbox.first_seen(&mut self.transaction, consumer, event_id).await
+    }
+
+    async fn commit(self: Box<Self>) {
+        self.transaction.commit().await.unwrap();
+    }
+
+    async fn rollback(self: Box<Self>) {
+        self.transaction.rollback().await.unwrap();
+    }
+}
