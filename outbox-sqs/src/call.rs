@@ -29,7 +29,7 @@ pub(crate) struct Shared {
     pub(crate) client: Client,
     pub(crate) config: SqsConfig,
     pub(crate) queues: Queues,
-    /// A permit for each request that may be under way.
+    /// A permit for each request that may be under way, questions about queues among them.
     pub(crate) permits: Arc<Semaphore>,
     pub(crate) sent_messages: AtomicU64,
     pub(crate) sent_requests: AtomicU64,
@@ -103,8 +103,8 @@ impl Call {
         let ask = |(at, destination): (usize, &Arc<str>)| -> BoxFuture<'static, Answer> {
             let (shared, destination) = (self.shared.clone(), destination.clone());
             Box::pin(async move {
-                let Shared { client, config, queues, .. } = &*shared;
-                Answer::Queue(at, queues.find(client, config, &destination).await)
+                let Shared { client, config, queues, permits, .. } = &*shared;
+                Answer::Queue(at, queues.find(client, config, permits, &destination).await)
             })
         };
         self.turns.destinations().enumerate().map(ask).collect()

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use aws_sdk_sqs::Client;
 use aws_sdk_sqs::types::QueueAttributeName;
 use outbox_core::{Failure, FailureClass};
+use tokio::sync::Semaphore;
 
 use crate::SqsConfig;
 use crate::config::SQS_MAX_BYTES;
@@ -34,11 +35,12 @@ pub(crate) struct Queues(Mutex<Known>);
 type Known = HashMap<Arc<str>, (Instant, Arc<Queue>)>;
 
 impl Queues {
-    /// The queue of this destination: from memory, else from SQS. A failure is `Refused` or `Unavailable`: nothing was sent.
+    /// The queue of this destination: from memory, else from SQS, for which it takes a permit. A failure is `Refused` or `Unavailable`: nothing was sent.
     pub(crate) async fn find(
         &self,
         client: &Client,
         config: &SqsConfig,
+        permits: &Semaphore,
         destination: &Arc<str>,
     ) -> Result<Arc<Queue>, Failure> {
         if let Some((since, queue)) = self.known().get(destination)
@@ -46,6 +48,7 @@ impl Queues {
         {
             return Ok(queue.clone());
         }
+        let _permit = permits.acquire().await.expect("the semaphore is never closed");
         let queue = Arc::new(look_up(client, config, destination).await?);
         if config.require_fifo && !queue.fifo {
             return Err(refused(
