@@ -92,29 +92,23 @@ impl RabbitMqPublisher {
         if self.era() != era {
             return None;
         }
-        let open = Session::open(
-            self.config.clone(),
-            self.figures.clone(),
-            self.uri.clone(),
-            plug.clone(),
-        );
-        let opened = tokio::time::timeout(self.config.connect_timeout, open).await;
+        let guard = plug.guard();
+        let (config, figures, uri) = (self.config.clone(), self.figures.clone(), self.uri.clone());
+        let open = Session::open(config, figures, uri, plug);
+        let timeout = self.config.connect_timeout;
+        let opened = tokio::time::timeout(timeout, open).await.unwrap_or_else(|_| {
+            Err(PublishError::new(format!(
+                "no connection to rabbitmq within {timeout:?}; see the settings url and connect_timeout"
+            )))
+        });
         let session = match opened {
-            Ok(Ok(session)) => session,
-            Ok(Err(error)) => {
-                plug.pull();
-                return (self.era() == era).then_some(Err(error));
-            }
-            Err(_) => {
-                plug.pull();
-                let timeout = self.config.connect_timeout;
-                let text = format!(
-                    "no connection to rabbitmq within {timeout:?}; see the settings url and connect_timeout"
-                );
-                return (self.era() == era).then_some(Err(PublishError::new(text)));
-            }
+            Ok(session) => session,
+            Err(error) => return (self.era() == era).then_some(Err(error)),
         };
+        guard.keep();
         *lock(&self.live) = Some(session.clone());
+        // From here on it is the session that pulls it, after it has said why.
+        *lock(&self.connecting) = Plug::default();
         if self.era() == era {
             return Some(Ok(session));
         }
@@ -138,21 +132,24 @@ impl RabbitMqPublisher {
             batch.refuse_open(&error::failure(Answer::Blocked, "", ""));
             return None;
         }
-        let mut missing: Vec<(&str, Failure)> = Vec::new();
-        let mut found: Vec<&str> = Vec::new();
+        let mut exchanges: Vec<(&str, Result<(), Failure>)> = Vec::new();
+        for message in batch.messages() {
+            let exchange = wire::exchange(message, &self.config.routing);
+            if !exchanges.iter().any(|(name, _)| *name == exchange) {
+                exchanges.push((exchange, session.find_exchange(exchange).await));
+            }
+        }
+        if session.is_abandoned() {
+            return None;
+        }
         for (index, message) in batch.messages().iter().enumerate() {
             let exchange = wire::exchange(message, &self.config.routing);
-            if !found.contains(&exchange) && !missing.iter().any(|(name, _)| *name == exchange) {
-                match session.find_exchange(exchange).await {
-                    Ok(()) => found.push(exchange),
-                    Err(failure) => missing.push((exchange, failure)),
-                }
-            }
-            match missing.iter().find(|(name, _)| *name == exchange) {
-                Some((_, failure)) => {
+            let found = exchanges.iter().find(|(name, _)| *name == exchange);
+            match found {
+                Some((_, Err(failure))) => {
                     batch.refuse(index, failure.clone());
                 }
-                None => session.hand_over(Letter { batch: batch.clone(), index }),
+                _ => session.hand_over(Letter { batch: batch.clone(), index }),
             }
         }
         Some(session)

@@ -243,6 +243,10 @@ impl Session {
         self.end.borrow().is_some()
     }
 
+    pub(crate) fn is_abandoned(&self) -> bool {
+        matches!(&*self.end.borrow(), Some(End::Abandoned))
+    }
+
     /// Returns when the session is over. Cancel safe.
     pub(crate) async fn ended(&self) {
         let _ = self.end.subscribe().wait_for(Option::is_some).await;

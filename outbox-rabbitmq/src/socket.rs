@@ -31,6 +31,11 @@ impl Plug {
         }
     }
 
+    /// Pulls the plug when it is dropped, unless it was told to [`keep`](Guard::keep) the connection.
+    pub(crate) fn guard(&self) -> Guard {
+        Guard(Some(self.clone()))
+    }
+
     fn put_in(&self, socket: TcpStream) -> io::Result<()> {
         let mut state = self.state();
         if state.pulled {
@@ -42,6 +47,24 @@ impl Plug {
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.0.lock().expect("no panic while it is locked")
+    }
+}
+
+/// Ends a connection that nobody waits for any more: lapin's thread would go on with it.
+#[derive(Debug)]
+pub(crate) struct Guard(Option<Plug>);
+
+impl Guard {
+    pub(crate) fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(plug) = &self.0 {
+            plug.pull();
+        }
     }
 }
 
