@@ -35,6 +35,8 @@ pub(crate) struct Ledger {
     over: BTreeSet<usize>,
     /// Charges whose process ended, or lost the lane, before their event had a verdict.
     died_with: usize,
+    /// Whether the database refuses every verdict now.
+    pub(crate) refuses_all: bool,
 }
 
 /// One event.
@@ -121,6 +123,7 @@ impl Ledger {
             charges: BTreeMap::new(),
             over: BTreeSet::new(),
             died_with: 0,
+            refuses_all: false,
         }
     }
 
@@ -309,7 +312,10 @@ impl Ledger {
     fn check_duplicate(&mut self, number: usize, now: Duration) -> Result<(), String> {
         self.duplicates += 1;
         let record = &self.records[number];
-        if record.requeued || (self.faults.rejects && is_refused_by_the_database(number)) {
+        if record.requeued
+            || self.refuses_all
+            || (self.faults.rejects && is_refused_by_the_database(number))
+        {
             return Ok(());
         }
         let confirmed =
@@ -434,27 +440,26 @@ impl Ledger {
     /// An attempt was written before its call. A process has one such event at a time; another process charges it again
     /// only when the first one is gone.
     fn charged(&mut self, number: usize, process: usize, epoch: Epoch) -> Result<(), String> {
-        // Frozen for a while, or without an answer, a process loses lanes, and may have them back.
-        let sure = !self.faults.freezes && !self.faults.statements;
+        // Frozen for a while, or without an answer, a process loses lanes, and may have them back. A verdict that is refused
+        // stays unwritten when its lane is handed over.
+        let sure = !self.faults.freezes && !self.faults.statements && !self.faults.rejects;
         if let Some((other, under)) = self.records[number].charge.replace((process, epoch))
             && (other, under) != (process, epoch)
         {
             self.died_with += 1;
             self.records[number].died_with += 1;
-            let unwritten = self.faults.rejects && is_refused_by_the_database(number);
-            if sure && !unwritten && !self.over.contains(&other) {
+            if sure && !self.over.contains(&other) {
                 return Err(format!("e{number} is charged again though r{other} is alive"));
             }
         }
         self.records[number].charged = true;
-        if self.died_with > self.disruptions {
+        if !self.faults.rejects && self.died_with > self.disruptions {
             return Err(format!("{} charges by {} deaths", self.died_with, self.disruptions));
         }
         let Some(before) = self.charges.insert(process, number) else { return Ok(()) };
-        let unwritten = self.faults.rejects && is_refused_by_the_database(before);
         let before = &self.records[before];
         let open = before.place == Place::Table && before.charge.is_some_and(|it| it.0 == process);
-        if sure && !unwritten && open && before.id != id(number) {
+        if sure && open && before.id != id(number) {
             return Err(format!("e{number} is charged while {} is not over", before.id));
         }
         Ok(())

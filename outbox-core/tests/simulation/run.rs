@@ -141,6 +141,15 @@ impl Stage {
             8 if faults.servers => {
                 world.state().server += 1;
             }
+            // The archive is full, or no longer is.
+            12 if faults.rejects => {
+                let mut state = world.state();
+                let now = world.now();
+                let refuses = !state.ledger.refuses_all;
+                state.tell(now, || format!("the database refuses everything: {refuses}"));
+                state.ledger.refuses_all = refuses;
+                state.ledger.disrupted(now + world.scenario().timing.lease);
+            }
             9..12 if world.scenario().operator => operate(&world, true),
             _ => {}
         }
@@ -183,6 +192,7 @@ impl Stage {
         let mut state = self.world.state();
         state.faults = Faults::default();
         state.healed = true;
+        state.ledger.refuses_all = false;
         state.outage = Outage::None;
         let lease = self.world.scenario().timing.lease;
         // What has already gone wrong may still show.
