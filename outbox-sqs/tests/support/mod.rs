@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use aws_sdk_sqs::Client;
 use aws_sdk_sqs::config::{BehaviorVersion, Credentials, Region, SharedCredentialsProvider};
-use aws_sdk_sqs::types::{MessageSystemAttributeName, QueueAttributeName};
+use aws_sdk_sqs::types::{
+    DeleteMessageBatchRequestEntry, MessageSystemAttributeName, QueueAttributeName,
+};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use outbox_conformance::Received;
@@ -247,17 +249,14 @@ impl Reader {
             if messages.is_empty() {
                 return all;
             }
-            for message in messages {
-                let handle = message.receipt_handle().unwrap();
-                self.0
-                    .delete_message()
-                    .queue_url(&url)
-                    .receipt_handle(handle)
-                    .send()
-                    .await
-                    .unwrap();
-                all.push(stored(&message, name.ends_with(".fifo")));
-            }
+            let entry = |(at, message): (usize, &aws_sdk_sqs::types::Message)| {
+                let entry = DeleteMessageBatchRequestEntry::builder().id(at.to_string());
+                entry.receipt_handle(message.receipt_handle().unwrap()).build().unwrap()
+            };
+            let entries = messages.iter().enumerate().map(entry).collect();
+            let delete = self.0.delete_message_batch().queue_url(&url).set_entries(Some(entries));
+            assert!(delete.send().await.unwrap().failed().is_empty());
+            all.extend(messages.iter().map(|message| stored(message, name.ends_with(".fifo"))));
         }
     }
 }
