@@ -184,7 +184,7 @@ mod tests {
         }
 
         fn faults(&self) -> Faults {
-            Faults::default().with_outage()
+            Faults::default().with_outage().with_whole_calls()
         }
 
         /// Without its folder the file cannot be opened.

@@ -11,9 +11,9 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{random, stored};
+use common::{queued, random, stored};
 use outbox_conformance::{Faults, Received};
-use outbox_core::Publisher;
+use outbox_core::{Batch, Publisher};
 use outbox_kafka::{KafkaConfig, KafkaPublisher};
 
 /// Larger than `max_message_bytes`.
@@ -23,7 +23,11 @@ const TOO_LARGE: usize = 1_100_000;
 const DEADLINE: Duration = Duration::from_secs(10);
 
 fn publisher(bootstrap: &str) -> Arc<dyn Publisher> {
-    let config = KafkaConfig::new(bootstrap).with_delivery_deadline(DEADLINE);
+    let config = KafkaConfig::new(bootstrap)
+        .with_delivery_deadline(DEADLINE)
+        // Of a key, and of a call, the broker may have taken a part when it goes away.
+        .with_property("batch.num.messages", "10")
+        .with_property("statistics.interval.ms", "20");
     Arc::new(KafkaPublisher::new(&config).unwrap())
 }
 
@@ -123,6 +127,10 @@ mod mock {
             self.slow(if on { NEVER } else { Duration::ZERO }).await;
         }
 
+        async fn under_way(&self, publisher: &dyn Publisher, batch: &Batch) {
+            queued(publisher, batch.len()).await;
+        }
+
         async fn slow(&self, delay: Duration) {
             self.order(move |mock| mock.broker_round_trip_time(-1, delay).unwrap());
         }
@@ -209,6 +217,10 @@ mod server {
         async fn silence(&self, on: bool) {
             let kafka = &self.broker().kafka;
             if on { kafka.freeze() } else { kafka.thaw() }
+        }
+
+        async fn under_way(&self, publisher: &dyn Publisher, batch: &Batch) {
+            queued(publisher, batch.len()).await;
         }
     }
 

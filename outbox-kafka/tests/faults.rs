@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use common::{
-    LIMIT, Mock, Row, class, failure, mock, numbered, publish, publisher, settled, stored, verdicts,
+    LIMIT, Mock, Row, class, failure, mock, numbered, publish, publish_until_queued, publisher,
+    queued, settled, stored, verdicts,
 };
 use outbox_core::{Batch, FailureClass, Publisher, Verdict};
 use outbox_kafka::{KafkaConfig, KafkaPublisher};
@@ -197,7 +198,7 @@ async fn an_event_from_before_1970_is_refused_alone() {
 #[tokio::test]
 async fn a_full_queue_keeps_the_order() {
     let mock = mock(1, 1);
-    let config = KafkaConfig::new(mock.bootstrap_servers()).with_window(5);
+    let config = common::config(&mock.bootstrap_servers()).with_window(5);
     let publisher = KafkaPublisher::new(&config).unwrap();
     let keys = ["a", "b", "c", "d"];
     let calls = keys.map(|key| publish(&publisher, numbered("t", key, 250)));
@@ -222,11 +223,10 @@ async fn a_full_queue_keeps_the_order() {
 async fn a_call_dropped_at_a_full_queue_leaves_nothing_unsaid() {
     let mock = mock(1, 1);
     mock.broker_round_trip_time(1, Duration::from_secs(2)).unwrap();
-    let config = KafkaConfig::new(mock.bootstrap_servers()).with_window(5);
+    let config = common::config(&mock.bootstrap_servers()).with_window(5);
     let publisher = KafkaPublisher::new(&config).unwrap();
     let batch = Batch::new(numbered("t", "a", 15));
-    let call = publisher.publish(batch.clone());
-    assert!(tokio::time::timeout(Duration::from_millis(300), call).await.is_err());
+    publish_until_queued(&publisher, &batch, 10).await;
     assert_eq!(batch.open(), 10);
     assert_eq!(class(&batch.verdict(10)), UNAVAILABLE);
     settled(&batch).await;
@@ -238,11 +238,10 @@ async fn a_call_dropped_at_a_full_queue_leaves_nothing_unsaid() {
 #[tokio::test]
 async fn verdicts_arrive_after_the_call_was_dropped() {
     let mock = mock(1, 1);
-    mock.broker_round_trip_time(1, Duration::from_millis(500)).unwrap();
+    mock.broker_round_trip_time(1, Duration::from_secs(2)).unwrap();
     let publisher = publisher(&mock.bootstrap_servers());
     let batch = Batch::new(numbered("t", "a", 10));
-    let call = publisher.publish(batch.clone());
-    assert!(tokio::time::timeout(Duration::from_millis(50), call).await.is_err());
+    publish_until_queued(&publisher, &batch, 10).await;
     assert_eq!(batch.open(), 10);
     settled(&batch).await;
     assert_eq!(classes(&verdicts(&batch)), [CONFIRMED; 10]);
@@ -257,8 +256,7 @@ async fn messages_wait_for_a_broker_that_is_down() {
     publish(&publisher, numbered("t", "a", 1)).await;
     mock.broker_down(-1).unwrap();
     let batch = Batch::new(numbered("t", "b", 100));
-    let call = publisher.publish(batch.clone());
-    assert!(tokio::time::timeout(Duration::from_millis(300), call).await.is_err());
+    publish_until_queued(&publisher, &batch, 100).await;
     assert_eq!(batch.open(), 100);
     mock.broker_up(-1).unwrap();
     settled(&batch).await;
@@ -274,8 +272,7 @@ async fn what_was_abandoned_is_not_sent_any_more() {
     publish(&publisher, numbered("t", "a", 1)).await;
     mock.broker_down(-1).unwrap();
     let batch = Batch::new(numbered("t", "b", 100));
-    let call = publisher.publish(batch.clone());
-    assert!(tokio::time::timeout(Duration::from_millis(300), call).await.is_err());
+    publish_until_queued(&publisher, &batch, 100).await;
     let started = Instant::now();
     publisher.abandon().await;
     assert!(started.elapsed() < Duration::from_secs(5));
@@ -291,11 +288,11 @@ async fn what_was_abandoned_is_not_sent_any_more() {
 async fn abandon_ends_a_running_call() {
     let mock = mock(1, 1);
     mock.broker_down(-1).unwrap();
-    let config = KafkaConfig::new(mock.bootstrap_servers()).with_window(5);
+    let config = common::config(&mock.bootstrap_servers()).with_window(5);
     let publisher = KafkaPublisher::new(&config).unwrap();
     let batch = Batch::new(numbered("t", "a", 100));
     let abandon = async {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        queued(&publisher, 10).await;
         publisher.abandon().await;
     };
     tokio::join!(publisher.publish(batch.clone()), abandon);
@@ -311,8 +308,7 @@ async fn dropping_the_publisher_ends_open_messages() {
     mock.broker_down(-1).unwrap();
     let publisher = publisher(&mock.bootstrap_servers());
     let batch = Batch::new(numbered("t", "a", 100));
-    let call = publisher.publish(batch.clone());
-    assert!(tokio::time::timeout(Duration::from_millis(100), call).await.is_err());
+    publish_until_queued(&publisher, &batch, 100).await;
     drop(publisher);
     settled(&batch).await;
     assert_eq!(classes(&verdicts(&batch)), [UNAVAILABLE; 100]);
@@ -339,13 +335,10 @@ async fn a_partition_without_a_leader_stops_no_other() {
 async fn reports_are_taken_off_while_the_runtime_stands_still() {
     let mock = mock(1, 1);
     let publisher = publisher(&mock.bootstrap_servers());
+    mock.broker_down(-1).unwrap();
     let batch = Batch::new(numbered("t", "a", 10_000));
-    {
-        let mut call = publisher.publish(batch.clone());
-        // The first poll hands over a part, the queue of tasks the rest; the call is dropped then.
-        let handed = tokio::time::timeout(Duration::from_millis(500), &mut call).await;
-        drop(handed);
-    }
+    publish_until_queued(&publisher, &batch, 10_000).await;
+    mock.broker_up(-1).unwrap();
     let deadline = Instant::now() + LIMIT;
     while batch.open() > 0 {
         assert!(Instant::now() < deadline, "{} reports are missing", batch.open());
@@ -432,9 +425,7 @@ async fn a_check_says_whether_the_cluster_answers() {
 #[tokio::test]
 async fn the_figures_count_what_was_sent() {
     let mock = mock(1, 1);
-    let config =
-        KafkaConfig::new(mock.bootstrap_servers()).with_property("statistics.interval.ms", "50");
-    let publisher = KafkaPublisher::new(&config).unwrap();
+    let publisher = publisher(&mock.bootstrap_servers());
     publish(&publisher, numbered("t", "a", 7)).await;
     let deadline = Instant::now() + LIMIT;
     while !publisher.stats().contains(&("sent_messages", 7.0)) {

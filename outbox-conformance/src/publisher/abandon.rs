@@ -64,7 +64,7 @@ pub async fn nothing_is_sent_after_abandon(harness: &dyn PublisherHarness) {
     harness.silence(true).await;
     let batch = batch_of(harness, &["a", "a", "b"]);
     let publishing = call(&publisher, &batch);
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    harness.under_way(&*publisher, &batch).await;
     let bounded = tokio::time::timeout(SOON, publisher.abandon()).await;
     assert!(bounded.is_ok(), "abandon returns within {SOON:?}, also from a broker that is silent");
     let open = batch.open();
@@ -86,7 +86,7 @@ pub async fn a_publisher_can_be_dropped_with_open_messages(harness: &dyn Publish
     harness.silence(true).await;
     let batch = batch_of(harness, &["a", "b"]);
     let publishing = call(&publisher, &batch);
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    harness.under_way(&*publisher, &batch).await;
     publishing.abort();
     let _ = publishing.await;
     let dropped = tokio::task::spawn_blocking(move || drop(publisher));

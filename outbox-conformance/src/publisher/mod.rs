@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use outbox_core::{EventId, FailureClass, Publisher, async_trait};
+use outbox_core::{Batch, EventId, FailureClass, Publisher, async_trait};
 
 mod abandon;
 mod bytes;
@@ -45,6 +45,13 @@ pub trait PublisherHarness: Send + Sync {
     /// Makes the broker stand there without an answer, or answer again. It may take messages meanwhile.
     async fn silence(&self, on: bool) {
         unimplemented!("faults() declares silence: {on}")
+    }
+
+    /// Returns when a silent broker's publisher has begun with the messages of `batch`, whose call runs: they are queued in
+    /// it, or on their way. By default a fifth of a second passes: wait for something you can see instead, if there is any.
+    async fn under_way(&self, publisher: &dyn Publisher, batch: &Batch) {
+        let _ = (publisher, batch);
+        tokio::time::sleep(Duration::from_millis(200)).await;
     }
 
     /// Makes the broker answer this much later. The rule undoes it with zero.
@@ -92,6 +99,7 @@ pub struct Faults {
     deadline: Option<Duration>,
     repeated_headers: bool,
     header_order: bool,
+    whole_calls: bool,
 }
 
 impl Default for Faults {
@@ -106,6 +114,7 @@ impl Default for Faults {
             deadline: None,
             repeated_headers: true,
             header_order: true,
+            whole_calls: false,
         }
     }
 }
@@ -157,6 +166,14 @@ impl Faults {
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
+        self
+    }
+
+    /// Of a call in which nothing is refused for good, the broker takes all or nothing. Otherwise a publisher that keeps
+    /// prefixes must show one: an outage has to cut a call in the middle.
+    #[must_use]
+    pub fn with_whole_calls(mut self) -> Self {
+        self.whole_calls = true;
         self
     }
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 use outbox_core::{Batch, FailureClass, KeyOrder};
 
 use super::PublisherHarness;
-use super::message::{batch_of, by_key, call, check, class, confirmed, ids, is_confirmed, publish};
+use super::message::{
+    batch_of, by_key, call, check, class, confirmed, ids, is_confirmed, publish, received_ids,
+};
 use crate::support::falls_away;
 
 /// A thousand messages over fifty keys arrive in the order of each key, in calls as the relay makes them: with many
@@ -63,44 +65,95 @@ pub async fn nothing_of_a_key_is_sent_behind_a_failure(harness: &dyn PublisherHa
     }
 }
 
-/// An outage that begins and ends while calls run leaves of each key a prefix of what each call carried. H017
+/// An outage that begins while a call runs leaves of each key a prefix of what the call carried: if it ends by itself, and
+/// if the call is abandoned meanwhile. At least one call is cut in the middle, or no prefix was seen. H017
 pub async fn an_outage_leaves_a_prefix_of_each_key(harness: &dyn PublisherHarness) {
     let rule = "an_outage_leaves_a_prefix_of_each_key";
     let publisher = harness.publisher().await;
+    let faults = harness.faults();
     if publisher.key_order() != KeyOrder::Prefix {
         return falls_away(rule, UNORDERED);
     }
-    if !harness.faults().outage {
+    if !faults.outage {
         return falls_away(rule, super::refusal::NO_OUTAGE);
     }
-    let mut batches = Vec::new();
-    for round in 0..4u64 {
-        let keys: Vec<String> = (0..400).map(|n| format!("{round}-{}", n % 20)).collect();
-        let batch = batch_of(harness, &keys.iter().map(String::as_str).collect::<Vec<_>>());
+    let (mut batches, mut cut) = (Vec::new(), false);
+    for round in 0..PASSING {
+        let batch = batch_of_round(harness, round);
         let publishing = call(&publisher, &batch);
         tokio::time::sleep(Duration::from_millis(round * 3)).await;
         harness.outage(true).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         harness.outage(false).await;
-        tokio::time::timeout(super::message::PATIENCE, publishing)
-            .await
-            .expect("the call ends when the outage has ended")
-            .expect("publish does not panic");
+        ended(publishing).await;
         if batch.open() > 0 {
             publisher.abandon().await;
         }
+        cut |= is_cut(harness, &batch).await;
         batches.push(batch);
     }
+    for round in PASSING..MOST {
+        if cut || faults.whole_calls {
+            break;
+        }
+        let batch = batch_of_round(harness, round);
+        if faults.slow {
+            harness.slow(ANSWER).await;
+        }
+        let publishing = call(&publisher, &batch);
+        while batch.open() == batch.len() && !publishing.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        harness.outage(true).await;
+        publisher.abandon().await;
+        ended(publishing).await;
+        if faults.slow {
+            harness.slow(Duration::ZERO).await;
+        }
+        harness.outage(false).await;
+        cut = is_cut(harness, &batch).await;
+        batches.push(batch);
+    }
+    let outages = batches.len();
+    assert_ne!(cut, faults.whole_calls, "{outages} outages: was a call cut, against whole calls");
     check(harness, &batches.iter().collect::<Vec<_>>()).await;
     let received = by_key(&harness.received().await);
     for (round, batch) in batches.iter().enumerate() {
-        for key in 0..20 {
+        for key in 0..KEYS {
             let name = format!("{round}-{key}").into_bytes();
-            let sent: Vec<String> = ids(batch).into_iter().skip(key).step_by(20).collect();
+            let sent: Vec<String> = ids(batch).into_iter().skip(key).step_by(KEYS).collect();
             let found = received.get(&Some(name)).cloned().unwrap_or_default();
             assert_eq!(found, sent[..found.len()], "key {round}-{key}: a prefix in its order");
         }
     }
+}
+
+/// Outages that pass by themselves.
+const PASSING: u64 = 4;
+/// Outages at most, until one has cut a call.
+const MOST: u64 = 24;
+/// A broker that can be slowed down answers after this time, so that an outage finds a call under way.
+const ANSWER: Duration = Duration::from_millis(20);
+const KEYS: usize = 20;
+
+fn batch_of_round(harness: &dyn PublisherHarness, round: u64) -> Batch {
+    let keys: Vec<String> = (0..400).map(|n| format!("{round}-{}", n % KEYS)).collect();
+    batch_of(harness, &keys.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+async fn ended(publishing: tokio::task::JoinHandle<()>) {
+    tokio::time::timeout(super::message::PATIENCE, publishing)
+        .await
+        .expect("the call ends when the outage has ended, or its messages were abandoned")
+        .expect("publish does not panic");
+}
+
+/// Whether the broker has a part of the batch, and not all of it.
+async fn is_cut(harness: &dyn PublisherHarness, batch: &Batch) -> bool {
+    let sent = ids(batch);
+    let received = received_ids(harness).await;
+    let found = received.iter().filter(|id| sent.contains(id)).count();
+    0 < found && found < sent.len()
 }
 
 const UNORDERED: &str = "the publisher promises no order within a call";

@@ -26,6 +26,7 @@ bites! { publisher,
     a_batch_in_reverse: a_thousand_messages_arrive_in_the_order_of_their_keys on broken(How::Reverses);
     a_prefix_that_was_not_earned: nothing_of_a_key_is_sent_behind_a_failure on broken(How::ClaimsPrefix);
     a_prefix_out_of_order: an_outage_leaves_a_prefix_of_each_key on broken(How::Reverses);
+    a_prefix_that_nothing_cut: an_outage_leaves_a_prefix_of_each_key on broken(How::AbandonsNothing).without_outages();
     every_failure_transient: each_failure_has_its_class on broken(How::AllTransient);
     neighbours_refused_too: a_refused_message_does_not_hurt_its_neighbours on broken(How::RefusesNeighbours);
     too_large_tried_for_ever: a_message_that_is_too_large_is_refused_for_good on broken(How::AllTransient);

@@ -1,11 +1,12 @@
 //! A harness around the memory publisher.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use outbox_conformance::{Faults, PublisherHarness, Received};
 use outbox_core::memory::{Fault, FaultRule, MemoryPublisher};
-use outbox_core::{EventId, Failure, FailureClass, Message, Publisher, async_trait};
+use outbox_core::{Batch, EventId, Failure, FailureClass, Message, Publisher, async_trait};
 
 const TOO_LARGE: usize = 1 << 20;
 const REFUSED: &str = "missing";
@@ -15,6 +16,8 @@ pub(crate) struct MemoryBroker {
     broker: MemoryPublisher,
     publisher: Arc<dyn Publisher>,
     deadline: Option<Duration>,
+    calls_before_silence: AtomicU64,
+    outages_do_nothing: bool,
 }
 
 impl MemoryBroker {
@@ -24,13 +27,26 @@ impl MemoryBroker {
 
     /// The publisher under test is `publisher`, and sends to `broker`.
     pub(crate) fn wrapped(broker: MemoryPublisher, publisher: Arc<dyn Publisher>) -> Self {
-        let harness = Self { broker, publisher, deadline: None };
+        let calls_before_silence = AtomicU64::new(0);
+        let harness = Self {
+            broker,
+            publisher,
+            deadline: None,
+            calls_before_silence,
+            outages_do_nothing: false,
+        };
         harness.script_from_start();
         harness
     }
 
     pub(crate) fn with_deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }
+    }
+
+    /// A harness with a defect: it claims outages and causes none. Its broker takes each call at once.
+    #[allow(dead_code, reason = "for the suites with something broken")]
+    pub(crate) fn without_outages(self) -> Self {
+        Self { outages_do_nothing: true, ..self }
     }
 
     fn script_from_start(&self) {
@@ -66,10 +82,10 @@ impl PublisherHarness for MemoryBroker {
         let faults = Faults::default()
             .with_outage()
             .with_silence()
-            .with_slowness()
             .with_refusals(&classes)
             .with_too_large(TOO_LARGE)
             .with_refused_destination(REFUSED);
+        let faults = if self.outages_do_nothing { faults } else { faults.with_slowness() };
         match self.deadline {
             Some(deadline) => faults.with_deadline(deadline),
             None => faults,
@@ -77,12 +93,19 @@ impl PublisherHarness for MemoryBroker {
     }
 
     async fn outage(&self, on: bool) {
-        self.broker.outage(on);
+        self.broker.outage(on && !self.outages_do_nothing);
+    }
+
+    async fn under_way(&self, _: &dyn Publisher, _: &Batch) {
+        while self.broker.calls() == self.calls_before_silence.load(Ordering::SeqCst) {
+            tokio::task::yield_now().await;
+        }
     }
 
     async fn silence(&self, on: bool) {
         self.script_from_start();
         if on {
+            self.calls_before_silence.store(self.broker.calls(), Ordering::SeqCst);
             self.broker.script(FaultRule::always(Fault::Silent));
         }
     }

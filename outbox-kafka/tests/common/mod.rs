@@ -3,7 +3,7 @@
 
 pub mod proxy;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use outbox_core::{
     Batch, EventId, EventRow, EventRows, Failure, FailureClass, Message, Publisher, Verdict,
@@ -44,8 +44,13 @@ pub fn mock(brokers: i32, partitions: i32) -> Mock {
     mock
 }
 
+/// A publisher that counts its queue often, for [`queued`].
 pub fn publisher(bootstrap: &str) -> KafkaPublisher {
-    KafkaPublisher::new(&KafkaConfig::new(bootstrap)).unwrap()
+    KafkaPublisher::new(&config(bootstrap)).unwrap()
+}
+
+pub fn config(bootstrap: &str) -> KafkaConfig {
+    KafkaConfig::new(bootstrap).with_property("statistics.interval.ms", "20")
 }
 
 /// An event's texts, with defaults that a test need not name.
@@ -121,6 +126,24 @@ pub fn verdicts(batch: &Batch) -> Vec<Option<Verdict>> {
 /// Waits, within [`LIMIT`], until every message has a verdict.
 pub async fn settled(batch: &Batch) {
     tokio::time::timeout(LIMIT, batch.all_settled()).await.expect("all messages get a verdict");
+}
+
+/// Waits, within [`LIMIT`], until so many messages are in the client's queue or on their way to the broker. The client
+/// counts them at each `statistics.interval.ms`.
+pub async fn queued(publisher: &dyn Publisher, messages: usize) {
+    let deadline = Instant::now() + LIMIT;
+    while !publisher.stats().contains(&("queue_messages", messages as f64)) {
+        assert!(Instant::now() < deadline, "{messages} in {:?}", publisher.stats());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Runs a call until so many of its messages are queued, then drops it.
+pub async fn publish_until_queued(publisher: &KafkaPublisher, batch: &Batch, messages: usize) {
+    tokio::select! {
+        () = publisher.publish(batch.clone()) => panic!("the call is over: {batch:?}"),
+        () = queued(publisher, messages) => {}
+    }
 }
 
 pub fn failure(verdict: &Option<Verdict>) -> &Failure {
