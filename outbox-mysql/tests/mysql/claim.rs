@@ -1,0 +1,158 @@
+//! Claims: what they cost, and that nobody waits for them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use outbox_core::memory::MemoryPublisher;
+use outbox_core::{Relay, Store as _, Watermark};
+use sqlx::{AssertSqlSafe, Connection as _, MySqlConnection};
+
+use super::{both, commit, delivered, event, everything, owner, spread};
+use crate::common::{Harness, MYSQL, shared};
+use outbox_mysql::{MySqlStore, PayloadType};
+
+/// H019, H020, H032, B028: under the application's default isolation (repeatable read) an operator has locked every row and every gap; claims
+/// do not wait, so they lock nothing.
+#[tokio::test]
+async fn a_claim_locks_nothing() {
+    for outbox in both().await {
+        commit(&outbox, &spread(100)).await;
+        let mut operator = outbox.pool.begin().await.unwrap();
+        sqlx::raw_sql("select position from outbox for update")
+            .execute(&mut *operator)
+            .await
+            .unwrap();
+        let begin = Instant::now();
+        assert_eq!(outbox.store.claim(&everything(200)).await.unwrap().events.len(), 100);
+        assert!(begin.elapsed() < Duration::from_secs(2), "a lock would be waited for 2 s");
+        operator.rollback().await.unwrap();
+    }
+}
+
+/// B028: a settlement in the middle of the table holds up no insert.
+#[tokio::test]
+async fn writers_do_not_wait_for_the_relay() {
+    for outbox in both().await {
+        let (worker, lanes) = owner(&outbox).await;
+        commit(&outbox, &spread(1_000)).await;
+        let mut writer = outbox.transaction().await;
+        writer.outbox.append(&mut writer.transaction, &[event("open")]).await.unwrap();
+        let events = outbox.store.claim(&everything(1_000)).await.unwrap().events;
+        let settled = outbox.store.settle(&delivered(&worker, &lanes, &events)).await.unwrap();
+        assert_eq!((events.len(), settled.missing), (1_000, 0));
+        writer.outbox.append(&mut writer.transaction, &[event("open")]).await.unwrap();
+        writer.transaction.commit().await.unwrap();
+        assert_eq!(outbox.store.claim(&everything(1_000)).await.unwrap().events.len(), 2);
+    }
+}
+
+/// Three statements for a batch of 1,000: the list, the rows, the settlement. And the plans do not depend on statistics:
+/// made on the empty table, they read what they return.
+#[tokio::test]
+async fn a_batch_of_1000_costs_three_statements_and_reads_what_it_returns() {
+    let outbox = Harness::new(&shared(MYSQL), PayloadType::LongText).await;
+    // Full after a few hundred tests; nobody else looks at it.
+    outbox.execute("truncate table performance_schema.events_statements_summary_by_digest").await;
+    let (worker, lanes) = owner(&outbox).await;
+    // Prepares everything while the table is empty.
+    outbox.store.claim(&everything(1)).await.unwrap();
+    commit(&outbox, &[event("first")]).await;
+    let first = outbox.store.claim(&everything(1_000)).await.unwrap().events;
+    outbox.store.settle(&delivered(&worker, &lanes, &first)).await.unwrap();
+    for _ in 0..10 {
+        commit(&outbox, &spread(2_000)).await;
+    }
+    let of_store = |figure: &str| {
+        format!(
+            "select cast(coalesce(sum({figure}), 0) as signed) from performance_schema.events_statements_summary_by_digest
+              where schema_name = '{}' and digest_text like 'EXECUTE%`outbox`%'",
+            outbox.name
+        )
+    };
+    let (statements, examined) = (of_store("count_star"), of_store("sum_rows_examined"));
+    let (before, rows) = (outbox.number(&statements).await, outbox.number(&examined).await);
+    let mut request = everything(1_000);
+    request.lanes.iter_mut().for_each(|cursor| cursor.take = 62);
+    let events = outbox.store.claim(&request).await.unwrap().events;
+    outbox.store.settle(&delivered(&worker, &lanes, &events)).await.unwrap();
+    let after = outbox.number(&statements).await;
+    let rows = outbox.number(&examined).await - rows;
+    assert_eq!(events.len(), 992);
+    assert_eq!(after - before, 3, "statements");
+    println!("{rows} rows were examined for 992 events");
+    // Six an event: once listed, twice fetched (the list, the row), thrice settled (the list, the lane, the row).
+    assert!(rows <= 7 * 992, "{rows} rows were examined for 992 events");
+}
+
+/// A user who may not read the table of locks has a store without a watermark, which works all the same.
+#[tokio::test]
+async fn without_the_right_to_see_locks_there_is_no_watermark() {
+    let outbox = Harness::new(&shared(MYSQL), PayloadType::LongText).await;
+    let revoke = format!("revoke select on performance_schema.* from {}@'127.0.0.1'", outbox.user);
+    outbox.execute(&revoke).await;
+    let store = MySqlStore::new(outbox.config.clone());
+    assert_eq!(store.probe(7).await.unwrap().top, 7);
+    assert_eq!(store.capabilities().watermark, Watermark::None);
+    commit(&outbox, &[event("a")]).await;
+    assert_eq!(store.claim(&everything(10)).await.unwrap().events.len(), 1);
+}
+
+/// H001, B001, B004: what commits late is delivered within 100 ms, with a watermark (MySQL) and without (MariaDB). The best of
+/// five counts, because other tests use the machine too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_commit_is_delivered_within_100_ms() {
+    let [mysql, mariadb] = both().await;
+    assert_eq!(mysql.store.capabilities().watermark, Watermark::Writers);
+    assert_eq!(mariadb.store.capabilities().watermark, Watermark::None);
+    for outbox in [mysql, mariadb] {
+        let publisher = MemoryPublisher::new();
+        let relay = Relay::new(outbox.store.clone(), Arc::new(publisher.clone()));
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let relay = tokio::spawn(relay.run(async move {
+            let _ = stopped.await;
+        }));
+        let mut best = Duration::MAX;
+        for round in 0..5 {
+            let mut late = outbox.transaction().await;
+            late.outbox.append(&mut late.transaction, &[event("late")]).await.unwrap();
+            commit(&outbox, &[event("early")]).await;
+            publisher.wait_for(2 * round + 1, Duration::from_secs(20)).await;
+            late.transaction.commit().await.unwrap();
+            let committed = Instant::now();
+            publisher.wait_for(2 * round + 2, Duration::from_secs(20)).await;
+            best = best.min(committed.elapsed());
+        }
+        assert!(best < Duration::from_millis(100), "{best:?}");
+        stop.send(()).unwrap();
+        relay.await.unwrap().unwrap();
+    }
+}
+
+/// H023, I9: 20,000 delivered rows that an open snapshot keeps alive cost a claim little, with the cursor behind them or
+/// before them.
+#[tokio::test]
+async fn a_long_reader_costs_a_claim_little() {
+    let outbox = Harness::new(&shared(MYSQL), PayloadType::LongText).await;
+    let (worker, lanes) = owner(&outbox).await;
+    for _ in 0..10 {
+        commit(&outbox, &spread(2_000)).await;
+    }
+    let (base, _) =
+        shared(MYSQL).rsplit_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    let mut reader = MySqlConnection::connect(&format!("{base}/{}", outbox.name)).await.unwrap();
+    let open = "set session transaction isolation level repeatable read; start transaction with consistent snapshot;
+                select count(*) from outbox";
+    sqlx::raw_sql(AssertSqlSafe(open)).execute(&mut reader).await.unwrap();
+    for _ in 0..20 {
+        let events = outbox.store.claim(&everything(1_000)).await.unwrap().events;
+        outbox.store.settle(&delivered(&worker, &lanes, &events)).await.unwrap();
+    }
+    commit(&outbox, &spread(500)).await;
+    let begin = Instant::now();
+    let mut claims = 0;
+    while begin.elapsed() < Duration::from_secs(2) && claims < 5 {
+        assert_eq!(outbox.store.claim(&everything(1_000)).await.unwrap().events.len(), 500);
+        claims += 1;
+    }
+    assert!(claims >= 2, "{claims} claims in 2 s beside 20,000 rows that are dead");
+}

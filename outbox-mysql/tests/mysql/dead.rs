@@ -1,0 +1,70 @@
+//! Dead letters: listed, sent again, dropped.
+
+use std::time::{Duration, SystemTime};
+
+use outbox_core::{Dead, Retry, Store as _};
+use outbox_mysql::DeadLetterFilter;
+
+use super::{both, commit, delivered, event, everything, owner};
+
+#[tokio::test]
+async fn a_list_meets_every_condition_and_pages() {
+    for outbox in both().await {
+        let (worker, lanes) = owner(&outbox).await;
+        commit(&outbox, &[event("a"), event("b"), event("c")]).await;
+        let events = outbox.store.claim(&everything(10)).await.unwrap().events;
+        let mut verdicts = delivered(&worker, &lanes, &[]);
+        let dead = |event: &outbox_core::Event| Dead {
+            receipt: event.receipt(),
+            attempts: 3,
+            reason: format!("Broker refused {}", event.aggregate_id().unwrap()),
+        };
+        verdicts.dead = events.iter().map(dead).collect();
+        outbox.store.settle(&verdicts).await.unwrap();
+        let list = async |change: &dyn Fn(&mut DeadLetterFilter)| {
+            let mut filter = DeadLetterFilter::default();
+            change(&mut filter);
+            let keys = outbox.letters.list(&filter).await.unwrap().into_iter();
+            keys.map(|letter| letter.aggregate_id.unwrap()).collect::<String>()
+        };
+        let hour = Duration::from_secs(3600);
+        assert_eq!(list(&|_| ()).await, "abc");
+        assert_eq!(list(&|filter| filter.aggregate_id = Some("b".into())).await, "b");
+        assert_eq!(list(&|filter| filter.aggregate_id = Some("B".into())).await, "");
+        assert_eq!(list(&|filter| filter.aggregate_type = Some("other".into())).await, "");
+        assert_eq!(list(&|filter| filter.event_type = Some("Created".into())).await, "abc");
+        assert_eq!(list(&|filter| filter.text = Some("REFUSED C".into())).await, "c");
+        assert_eq!(list(&|filter| filter.since = Some(SystemTime::now() + hour)).await, "");
+        assert_eq!(list(&|filter| filter.until = Some(SystemTime::now() + hour)).await, "abc");
+        assert_eq!(list(&|filter| filter.limit = 2).await, "ab");
+        let second = outbox.letters.list(&DeadLetterFilter::default()).await.unwrap()[1].clone();
+        assert_eq!(list(&|filter| filter.after = second.entry).await, "c");
+        assert_eq!((second.payload.as_deref(), second.attempts), (Some(&b"{}"[..]), 3));
+        assert!(second.created_at.elapsed().unwrap() < hour && second.died_at >= second.created_at);
+        assert!(outbox.letters.discard(second.entry).await.unwrap());
+        assert!(!outbox.letters.discard(second.entry).await.unwrap(), "it is gone");
+    }
+}
+
+/// B018: when a blocked head is dropped, the event behind it holds the rest until it is delivered.
+#[tokio::test]
+async fn the_hold_of_a_discarded_head_passes_on() {
+    for outbox in both().await {
+        let (worker, lanes) = owner(&outbox).await;
+        commit(&outbox, &[event("a"), event("b"), event("a"), event("a")]).await;
+        let events = outbox.store.claim(&everything(10)).await.unwrap().events;
+        let mut verdicts = delivered(&worker, &lanes, &[]);
+        let never =
+            Retry { receipt: events[0].receipt(), attempts: 2, delay: None, reason: "no".into() };
+        verdicts.retries.push(never);
+        outbox.store.settle(&verdicts).await.unwrap();
+        let blocked = outbox.letters.blocked(0, 10).await.unwrap();
+        assert_eq!((blocked.len(), blocked[0].position), (1, events[0].position()));
+        assert!(outbox.letters.discard_blocked(blocked[0].position).await.unwrap());
+        assert!(!outbox.letters.discard_blocked(blocked[0].position).await.unwrap());
+        let left = outbox.store.claim(&everything(10)).await.unwrap().events;
+        let left: Vec<_> =
+            left.iter().map(|event| (event.position(), event.holds_aggregate())).collect();
+        assert_eq!(left, [(events[1].position(), false), (events[2].position(), true)]);
+    }
+}
