@@ -77,6 +77,11 @@ pub use outbox_sqs as sqs;
 #[doc = include_str!("../README.md")]
 mod readme {}
 
+/// The program in the page on Kafka compiles.
+#[cfg(all(doctest, feature = "kafka"))]
+#[doc = include_str!("../docs/kafka.md")]
+mod kafka_page {}
+
 /// The program in the page on RabbitMQ compiles.
 #[cfg(all(doctest, feature = "rabbitmq"))]
 #[doc = include_str!("../docs/rabbitmq.md")]
