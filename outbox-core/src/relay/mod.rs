@@ -157,6 +157,7 @@ impl Relay {
     ///
     /// When the settings do not fit together, or when the store is misconfigured at the first start.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), StoreError> {
+        self.limits.check().map_err(StoreError::misconfigured)?;
         self.timing.check().map_err(StoreError::misconfigured)?;
         let telemetry = Arc::new(Telemetry::new(self.pipeline.name()));
         let clock = if self.virtual_time { Clock::virtual_time() } else { Clock::Boot };
