@@ -54,7 +54,8 @@ impl Store for ListStore {
         let table = self.table();
         let wanted = || table.rows.iter().filter(|row| table.is_wanted(row, request));
         let due = wanted().filter(|row| row.is_due() && row.position <= cursor.read);
-        let fresh = wanted().filter(|row| row.due.is_none() && row.position > cursor.from);
+        let is_in_range = |row: &&Row| row.position > cursor.from && row.position <= cursor.to;
+        let fresh = wanted().filter(|row| row.due.is_none()).filter(is_in_range);
         let due: Vec<&Row> = due.take(request.limit as usize).collect();
         let fresh: Vec<&Row> = fresh.take(request.limit.min(cursor.take) as usize).collect();
 

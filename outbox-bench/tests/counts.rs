@@ -77,7 +77,7 @@ fn settling_a_thousand_events_writes_at_most_ninety_bytes_of_wal_each() {
 
         let (mut wal, mut settled) = (0, 0);
         loop {
-            let cursor = |lane| LaneCursor { lane, from: 0, read: 0, take: 1_000 };
+            let cursor = |lane| LaneCursor::new(lane, 0, 0, 1_000);
             let cursors = owned.iter().map(|(lane, _)| cursor(*lane)).collect();
             let request = ClaimRequest::new(worker.pipeline.clone(), cursors, 1_000, 8 << 20);
             let events = store.claim(&request).await.unwrap().events;

@@ -95,6 +95,7 @@ macro_rules! store_conformance {
             what_is_excluded_neither_comes_nor_counts,
             reads_are_truthful,
             a_claim_starts_behind_its_cursor,
+            a_claim_ends_at_its_bound,
             the_type_filter_is_kept,
             join_is_idempotent,
             a_stale_epoch_delivers_nothing,

@@ -346,8 +346,8 @@ pub struct OwnedLane {
 
 /// Which events a claim wants.
 ///
-/// From each lane, in position order and at most `take`, the *fresh* rows: position above `from`, not in `exclude`, without a
-/// due time, of the pipeline's types, and without an earlier row of the same aggregate that waits for a retry
+/// From each lane, in position order and at most `take`, the *fresh* rows: position above `from` and at or below `to`, not in
+/// `exclude`, without a due time, of the pipeline's types, and without an earlier row of the same aggregate that waits for a retry
 /// (`attempts > 0` and a due time). All lanes together give at most `limit` of them; lanes are served in the order given.
 /// Besides, at most `limit` *due* rows: due time reached, position at or below the lane's `read`, not in `exclude`, of the
 /// pipeline's types, and without an earlier waiting row of the same aggregate.
@@ -383,15 +383,27 @@ impl ClaimRequest {
 
 /// One lane of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LaneCursor {
     /// Which lane.
     pub lane: LaneId,
     /// Fresh rows come from above this position.
     pub from: Position,
+    /// Fresh rows come from at or below this position, and no fresh row above it is looked at. [`Position::MAX`] is no bound:
+    /// what the relay asks for, unless a claim got no answer because there was too much to look at.
+    pub to: Position,
     /// Due rows come from at or below this position.
     pub read: Position,
     /// Fresh rows of this lane at most.
     pub take: u32,
+}
+
+impl LaneCursor {
+    /// At most `take` fresh rows from above `from`, without an upper bound, and due rows from at or below `read`.
+    #[must_use]
+    pub fn new(lane: LaneId, from: Position, read: Position, take: u32) -> Self {
+        Self { lane, from, to: Position::MAX, read, take }
+    }
 }
 
 /// What a claim found.
@@ -446,13 +458,21 @@ impl Claimed {
 /// How far a claim read one lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneRead {
-    /// There is nothing more behind what was given.
+    /// There is nothing more behind what was given, up to the cursor's [`to`](LaneCursor::to).
     ToEnd,
     /// Every row up to this position was looked at; behind it there may be more.
     UpTo(Position),
 }
 
 impl LaneRead {
+    /// What it says to a reader that asked for rows up to `to` only.
+    pub(crate) fn within(self, to: Position) -> Self {
+        match self {
+            Self::ToEnd if to < Position::MAX => Self::UpTo(to),
+            read => read,
+        }
+    }
+
     /// Whether something below this position may not have been looked at.
     pub(crate) fn is_short_of(self, position: Position) -> bool {
         matches!(self, Self::UpTo(read) if read < position)

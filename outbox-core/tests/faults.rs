@@ -10,7 +10,7 @@ use outbox_core::memory::{Fault, FaultRule, MemoryPublisher, MemoryStore};
 use outbox_core::{
     Backlog, Capabilities, ClaimRequest, Claimed, Failure, FailureClass, LaneId, Leases, Limits,
     NewEvent, Pipeline, Position, Probe, Relay, RetryPolicies, RetryPolicy, Settled, Settlements,
-    Store, StoreError, TypeFilter, Worker, Writer as _, async_trait,
+    Store, StoreError, Timing, TypeFilter, Worker, Writer as _, async_trait,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -202,6 +202,27 @@ async fn a_store_that_panics_is_waited_out() {
     }
 }
 
+/// Covers H052: a bell that broke once rings again; until then the relay polls.
+#[tokio::test(start_paused = true)]
+async fn a_bell_that_panics_once_is_heard_again() {
+    let (store, publisher) = (MemoryStore::new(), MemoryPublisher::new());
+    let brittle = Brittle::new(&store, Some(Moment::Wait));
+    let mut timing = Timing::default();
+    (timing.poll_max, timing.backlog) = (LONG, Duration::ZERO);
+    let running = async {
+        tokio::time::sleep(60 * SECOND).await;
+        assert!(brittle.panicked.load(Ordering::Relaxed), "it never rang");
+        append(&store, "order", "a", &["1"]).await;
+        publisher.wait_for(1, SECOND).await;
+    };
+    Relay::new(brittle.clone(), Arc::new(publisher.clone()))
+        .with_virtual_time()
+        .with_timing(timing)
+        .run(running)
+        .await
+        .unwrap();
+}
+
 /// Covers B259: after a standstill there is one heartbeat and one claim, not all that were missed.
 #[tokio::test(start_paused = true)]
 async fn what_was_missed_in_a_standstill_is_not_made_up_for() {
@@ -287,6 +308,7 @@ enum Moment {
     Claim,
     BeforeSettle,
     AfterSettle,
+    Wait,
 }
 
 impl Brittle {
@@ -347,6 +369,8 @@ impl Store for Brittle {
     }
 
     async fn wait(&self) {
+        let panics = self.panics == Some(Moment::Wait);
+        assert!(!panics || self.panicked.swap(true, Ordering::Relaxed), "as the test wants it");
         self.store.wait().await;
     }
 

@@ -34,7 +34,7 @@ async fn a_settled_event_costs_less_than_half_of_a_marking_update() {
         outbox.store.acquire(&worker, u16::MAX).await.unwrap();
         let leases =
             outbox.store.heartbeat(&worker, std::time::Duration::from_secs(30)).await.unwrap();
-        let cursor = |lane| LaneCursor { lane, from: 0, read: Position::MAX, take: 1_000 };
+        let cursor = |lane| LaneCursor::new(lane, 0, Position::MAX, 1_000);
         let lanes = (0..16).map(cursor).collect();
         let request = ClaimRequest::new(worker.pipeline.clone(), lanes, 1_000, 64 << 20);
         let mut settled = Logs::default();

@@ -100,7 +100,8 @@ fn by_sqlstate(code: &str, message: &str) -> (StoreErrorKind, &'static str) {
         }
         "42501" => (Misconfigured, "the role lacks a right: see docs/schema.md for the grants"),
         "3D000" => (Misconfigured, "the database does not exist"),
-        // A damaged page: the relay narrows down to the row.
+        // A damaged page: a settle is narrowed down to the row. Claims come as far as the page and stop there until somebody
+        // has mended it: nobody knows whose events are on it, so that to read on behind it would break their order.
         "XX001" | "XX002" => (Rejected, "the server reports damaged data"),
         // An exception that somebody's trigger raised.
         "P0001" => (Rejected, "a trigger refused it"),

@@ -229,10 +229,10 @@ fn leave(Names { workers, .. }: &Names) -> String {
 
 /// The claim: one row about the server, the due rows, the fresh rows. A plain read.
 ///
-/// `$1` lanes, `$2` from, `$3` read, `$4` take (parallel arrays), `$5` limit, then the filter's types and the
+/// `$1` lanes, `$2` from, `$3` to, `$4` read, `$5` take (parallel arrays), `$6` limit, then the filter's types and the
 /// excluded positions, if there are any.
 ///
-/// - Fresh rows are bounded by a row comparison, which only the index (lane, position) can serve: with `lane = …
+/// - Fresh rows are bounded by row comparisons, which only the index (lane, position) can serve: with `lane = …
 ///   order by position` the planner may walk the primary key through everybody's backlog.
 /// - While nothing waits in a lane, `gate` saves the look at each row's predecessors.
 /// - Due rows come from the small partial index; `offset 0` keeps the planner from starting at the lanes instead.
@@ -242,11 +242,11 @@ fn claim(config: &PostgresConfig, types: Types, exclude: bool) -> String {
     let payload = config.payload.as_sql();
     let columns = "o.lane, o.position, o.id, o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, \
                    o.created_at, o.attempts, o.due_at is not null as waiting";
-    let of_types = types.condition("o", 6);
+    let of_types = types.condition("o", 7);
     let excluded = match (exclude, types) {
         (false, _) => "",
-        (true, Types::All) => "and o.position not in (select unnest($6::int8[]))",
-        (true, _) => "and o.position not in (select unnest($7::int8[]))",
+        (true, Types::All) => "and o.position not in (select unnest($7::int8[]))",
+        (true, _) => "and o.position not in (select unnest($8::int8[]))",
     };
     let predecessor_waits = format!(
         "exists (select from {live} w
@@ -262,22 +262,22 @@ fn claim(config: &PostgresConfig, types: Types, exclude: bool) -> String {
             from (select * from {live} o
                    where o.due_at is not null and o.due_at <= statement_timestamp() {of_types} {excluded}
                    order by o.due_at offset 0) o
-            join unnest($1::int2[], $3::int8[]) as l(lane, read) on l.lane = o.lane and o.position <= l.read
+            join unnest($1::int2[], $4::int8[]) as l(lane, read) on l.lane = o.lane and o.position <= l.read
            where not {predecessor_waits}
-           order by o.due_at limit $5)
+           order by o.due_at limit $6)
          union all
          (select e.*
-            from unnest($1::int2[], $2::int8[], $4::int4[]) as l(lane, start, take)
+            from unnest($1::int2[], $2::int8[], $3::int8[], $5::int4[]) as l(lane, start, stop, take)
            cross join lateral (
                  select exists (select from {live} w
                                  where w.lane = l.lane and w.due_at is not null and w.attempts > 0) as waiting) gate
            cross join lateral (
                  select {columns} from {live} o
-                  where (o.lane, o.position) > (l.lane, l.start) and o.lane <= l.lane
+                  where (o.lane, o.position) > (l.lane, l.start) and (o.lane, o.position) <= (l.lane, l.stop)
                     and o.due_at is null {of_types} {excluded}
                     and (not gate.waiting or not {predecessor_waits})
                   order by o.lane, o.position limit l.take) e
-           limit $5)"
+           limit $6)"
     )
 }
 

@@ -227,7 +227,7 @@ impl Sql {
     /// come before fresh ones, so that the byte budget of a claim cannot starve them.
     ///
     /// ?1 types, ?2 known positions for the due rows, ?3 known positions for the fresh rows, ?4 [[lane, read], …],
-    /// ?5 limit; then lane, from and take of each lane.
+    /// ?5 limit; then lane, from, to and take of each lane.
     pub(crate) fn claim(&self, lanes: usize, types: &TypeFilter) -> SqlStr {
         let table = &self.table;
         let columns = "o.position, o.lane, o.id, o.aggregatetype, o.aggregateid, o.type, o.payload, o.headers, \
@@ -244,10 +244,11 @@ impl Sql {
         );
         let fresh = (0..lanes)
             .map(|index| {
-                let (lane, from, take) = (index * 3 + 6, index * 3 + 7, index * 3 + 8);
+                let first = index * 4 + 6;
+                let (lane, from, to, take) = (first, first + 1, first + 2, first + 3);
                 format!(
                     "select * from (select {columns} from \"{table}\" o indexed by \"{table}_lane\"
-                      where o.lane = ?{lane} and o.position > ?{from} and o.due_at is null
+                      where o.lane = ?{lane} and o.position > ?{from} and o.position <= ?{to} and o.due_at is null
                         and o.position not in (select value from json_each(?3)) {of_types} {not_held}
                       order by o.position limit ?{take})"
                 )
@@ -340,7 +341,7 @@ mod tests {
         for statement in statements {
             let explained = safe(format!("explain query plan {}", statement.as_str()));
             let mut query = sqlx::query(explained);
-            for _ in 0..5 + 3 * 256 {
+            for _ in 0..5 + 4 * 256 {
                 query = query.bind("[]");
             }
             let plan = query.fetch_all(&mut connection).await.unwrap();

@@ -82,10 +82,7 @@ async fn relay(config: &SqliteConfig) -> HashMap<String, Vec<usize>> {
     let mut seen = HashMap::<String, Vec<usize>>::new();
     loop {
         let top = store.probe(0).await.unwrap().top;
-        let lanes = owned
-            .iter()
-            .map(|owned| LaneCursor { lane: owned.lane, from: 0, read: top, take: 100 })
-            .collect();
+        let lanes = owned.iter().map(|owned| LaneCursor::new(owned.lane, 0, top, 100)).collect();
         let request = ClaimRequest::new(me.pipeline.clone(), lanes, 100, usize::MAX);
         // Drawn before the claim: when everything had been written by then, an empty claim is the end.
         let drawn = drawn(&pool).await;

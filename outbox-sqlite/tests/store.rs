@@ -158,7 +158,7 @@ async fn due_rows_come_at_or_below_the_read_position_only() {
         wait(&fixture, &owner, &event, Some(Duration::ZERO)).await;
     }
     let mut request = fixture.everything();
-    request.lanes = vec![LaneCursor { lane: 0, from: 1, read: 1, take: 10 }];
+    request.lanes = vec![LaneCursor::new(0, 1, 1, 10)];
     assert_eq!(payloads(&fixture.store.claim(&request).await.unwrap().events), ["1"]);
     request.lanes[0].read = 2;
     let request = request.excluding(vec![1]);

@@ -175,6 +175,39 @@ pub async fn a_claim_starts_behind_its_cursor(harness: &dyn StoreHarness) {
     assert_eq!(ids(&claimed), ids(&everything[30..]));
 }
 
+/// Fresh rows come from at or below each lane's `to`, and "to the end" means up to there. Due rows do not go by it.
+pub async fn a_claim_ends_at_its_bound(harness: &dyn StoreHarness) {
+    let owner = Owner::new(harness).await;
+    commit(harness, &spread(60)).await;
+    let everything = owner.events().await;
+    let mut request = owner.everything();
+    for (first, last) in [(0, 30), (10, 30), (29, 30), (30, 30), (0, 59)] {
+        for cursor in &mut request.lanes {
+            cursor.from = if first == 0 { 0 } else { everything[first - 1].position() };
+            cursor.to = everything[last - 1].position();
+        }
+        let claimed = owner.claim(&request).await;
+        check_reads(&request, &claimed, &everything);
+        let mut events = claimed.events;
+        events.sort_by_key(Event::position);
+        assert_eq!(ids(&events), ids(&everything[first..last]));
+    }
+    // Cut before its bound, a claim says so.
+    request.limit = 5;
+    request.lanes.iter_mut().for_each(|cursor| cursor.from = 0);
+    check_reads(&request, &owner.claim(&request).await, &everything);
+
+    let due = &everything[40];
+    owner.retry(due, Some(std::time::Duration::ZERO)).await;
+    request.lanes.iter_mut().for_each(|cursor| cursor.to = everything[9].position());
+    request.limit = 100;
+    crate::support::eventually("a due row from above the bound comes", || async {
+        let events = owner.claim(&request).await.events;
+        events.iter().any(|event| event.position() == due.position()).then_some(())
+    })
+    .await;
+}
+
 /// A claim gives the aggregate types of its pipeline, byte for byte, and no others.
 pub async fn the_type_filter_is_kept(harness: &dyn StoreHarness) {
     let owner = Owner::new(harness).await;
@@ -217,9 +250,10 @@ fn check_reads(request: &ClaimRequest, claimed: &Claimed, pending: &[Event]) {
     assert_eq!(claimed.reads.len(), request.lanes.len(), "one read for each lane of the request");
     for (cursor, read) in request.lanes.iter().zip(&claimed.reads) {
         let looked_at = match read {
-            LaneRead::ToEnd => Position::MAX,
+            LaneRead::ToEnd => cursor.to,
             LaneRead::UpTo(position) => *position,
         };
+        assert!(looked_at <= cursor.to, "lane {} was read beyond its bound", cursor.lane);
         assert!(looked_at >= cursor.from, "lane {} was read to before its cursor", cursor.lane);
         for event in pending.iter().filter(|event| event.lane() == cursor.lane) {
             let came = claimed.events.iter().any(|it| it.position() == event.position());

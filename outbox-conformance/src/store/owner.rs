@@ -51,12 +51,8 @@ impl Owner {
 
     /// A claim of everything from these lanes.
     pub(super) fn everything(&self) -> ClaimRequest {
-        let cursors = self.lanes.iter().map(|(lane, _)| LaneCursor {
-            lane: *lane,
-            from: 0,
-            read: Position::MAX,
-            take: 10_000,
-        });
+        let cursors =
+            self.lanes.iter().map(|(lane, _)| LaneCursor::new(*lane, 0, Position::MAX, 10_000));
         ClaimRequest::new(self.worker.pipeline.clone(), cursors.collect(), 10_000, 64 << 20)
     }
 

@@ -39,6 +39,8 @@ bites! { store,
     reads_that_say_too_much: reads_are_truthful on broken(How::AlwaysToEnd);
     reads_that_never_end: reads_are_truthful on broken(How::NeverToEnd);
     a_cursor_that_is_ignored: a_claim_starts_behind_its_cursor on broken(How::IgnoresFrom);
+    a_bound_that_is_ignored: a_claim_ends_at_its_bound on broken(How::IgnoresTo);
+    an_end_that_is_the_tables: a_claim_ends_at_its_bound on broken(How::EndsAtTheTop);
     a_filter_that_is_ignored: the_type_filter_is_kept on broken(How::IgnoresTypes);
     deliveries_without_a_fence: a_stale_epoch_delivers_nothing on broken(How::NoFence);
     retries_without_a_fence: a_stale_epoch_retries_nothing on broken(How::NoFence);
@@ -97,6 +99,8 @@ enum How {
     AlwaysToEnd,
     NeverToEnd,
     IgnoresFrom,
+    IgnoresTo,
+    EndsAtTheTop,
     IgnoresTypes,
     NoFence,
     EveryoneOwnsAll,
@@ -168,6 +172,7 @@ impl Broken {
                 How::IgnoresDue => cursor.read = 0,
                 How::IgnoresTake => cursor.take = u32::MAX,
                 How::IgnoresFrom => cursor.from = 0,
+                How::IgnoresTo => cursor.to = Position::MAX,
                 _ => {}
             }
         }
@@ -214,6 +219,15 @@ impl Broken {
             }),
             How::ReversesRows => claimed.events.reverse(),
             How::KeepsLargeRows => claimed.events.retain(|event| event.size() <= request.bytes),
+            // What it says of a lane that was bounded counts for the table.
+            How::EndsAtTheTop => {
+                let top = pending.iter().map(outbox_core::Event::position).max().unwrap_or(0);
+                for (cursor, read) in request.lanes.iter().zip(&mut claimed.reads) {
+                    if cursor.to < Position::MAX && *read == LaneRead::ToEnd {
+                        *read = LaneRead::UpTo(top);
+                    }
+                }
+            }
             How::AlwaysToEnd => claimed.reads.fill(LaneRead::ToEnd),
             How::NeverToEnd => claimed.reads.fill(LaneRead::UpTo(0)),
             How::StopsAtBadRows if claimed.events.iter().any(|event| event.fault().is_some()) => {

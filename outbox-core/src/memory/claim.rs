@@ -1,11 +1,11 @@
 //! Which rows a claim gives.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound::{Excluded, Included};
+use std::ops::Bound::{Excluded, Unbounded};
 
 use super::row::Row;
 use super::table::Table;
-use crate::{ClaimRequest, Claimed, EventRows, LaneRead, Position, Watermark};
+use crate::{ClaimRequest, Claimed, EventRows, LaneId, LaneRead, Position, Watermark};
 
 impl Table {
     pub(super) fn claim(&self, request: &ClaimRequest) -> Claimed {
@@ -35,9 +35,9 @@ impl Table {
         for cursor in &request.lanes {
             let (mut taken, mut last) = (0, cursor.from);
             let mut read = LaneRead::ToEnd;
-            let lane =
-                (Excluded((cursor.lane, cursor.from)), Included((cursor.lane, Position::MAX)));
-            for row in self.rows.range(lane).map(|(_, row)| row) {
+            let lane = (Excluded((cursor.lane, cursor.from)), Unbounded);
+            let is_in_range = |at: &(LaneId, Position)| at.0 == cursor.lane && at.1 <= cursor.to;
+            for (_, row) in self.rows.range(lane).take_while(|(at, _)| is_in_range(at)) {
                 if row.due_at.is_some() || !wanted(row) {
                     continue;
                 }

@@ -16,7 +16,7 @@ fn event(aggregate: &str) -> NewEvent {
 
 async fn claim(store: &MemoryStore) -> Claimed {
     let lanes = (0..MemoryStore::DEFAULT_LANES)
-        .map(|lane| LaneCursor { lane, from: 0, read: Position::MAX, take: 100 })
+        .map(|lane| LaneCursor::new(lane, 0, Position::MAX, 100))
         .collect();
     let pipeline = Pipeline::new("test").unwrap();
     store.claim(&ClaimRequest::new(pipeline, lanes, 100, usize::MAX)).await.unwrap()

@@ -1,11 +1,16 @@
-//! Reading: probes, claims and sweeps, one statement at a time.
+//! Reading: probes and claims, one statement at a time. Between two claims there may be a [sweep](super::sweep).
 
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
+
+use futures_util::FutureExt as _;
 
 use super::config::Timing;
 use super::known::{Handle, Stage};
 use super::pipeline::{Pipeline, Reply};
+use super::reach::Reach;
 use super::reading::{self, Lane};
+use super::sweep::{Part, Sweeper};
 use super::watermark::Aside;
 use crate::hint::Hint;
 use crate::store::LaneRead;
@@ -17,15 +22,20 @@ use crate::{
 /// When to read next, and what is being read.
 #[derive(Debug)]
 pub(super) struct Reader {
-    out: Out,
+    pub(super) out: Out,
     next: Duration,
+    /// Nothing is read before, hint or no hint: the database has failed.
+    not_before: Duration,
     pause: Duration,
     /// Until when a writer of this process may be about to commit.
     expecting: Duration,
     next_probe: Duration,
-    next_sweep: Duration,
-    /// Claims failed in a row.
-    failures: u32,
+    pub(super) sweeper: Sweeper,
+    /// Claims failed in a row, and probes: that probes are answered says nothing about claims.
+    failed_claims: u32,
+    failed_probes: u32,
+    /// How many positions a claim goes through.
+    reach: Reach,
     /// Where the lanes' turn begins in the next claim.
     turn: usize,
     /// What the last claim was answered by.
@@ -40,23 +50,23 @@ pub(super) struct Reader {
 }
 
 #[derive(Debug)]
-enum Out {
+pub(super) enum Out {
     Nothing,
     Probe,
-    Claim(ClaimOut),
+    Claim(Asked),
+    Sweep(Part),
 }
 
 /// What was known when a claim started.
 #[derive(Debug)]
-struct ClaimOut {
-    sweep: bool,
-    lanes: Vec<(LaneCursor, Epoch)>,
+pub(super) struct Asked {
+    pub(super) lanes: Vec<(LaneCursor, Epoch)>,
     safe: Position,
     top: Position,
     aside: Vec<Aside>,
     /// Settled before it started: when it has returned, nothing can bring them again.
-    forget: Vec<Handle>,
-    started: Duration,
+    pub(super) forget: Vec<Handle>,
+    pub(super) started: Duration,
 }
 
 /// Aggregates to choose a probe from while the destination is down.
@@ -69,9 +79,12 @@ impl Reader {
             next: now,
             pause: timing.poll_min,
             expecting: Duration::ZERO,
+            not_before: now,
             next_probe: now,
-            next_sweep: now + timing.sweep,
-            failures: 0,
+            sweeper: Sweeper::new(now, timing),
+            failed_claims: 0,
+            failed_probes: 0,
+            reach: Reach::default(),
             turn: 0,
             server: String::new(),
             snapshots: false,
@@ -83,7 +96,7 @@ impl Reader {
 
     /// Whether a claim is out, so that no settle may begin or end a wait.
     pub(super) fn is_claiming(&self) -> bool {
-        matches!(self.out, Out::Claim(_))
+        matches!(self.out, Out::Claim(_) | Out::Sweep(_))
     }
 
     /// There is something new.
@@ -92,10 +105,16 @@ impl Reader {
         self.pause = Duration::ZERO;
     }
 
-    /// There will be something new soon.
-    pub(super) fn look_often(&mut self, now: Duration) {
+    /// There will be something new soon. Not at once: under load there is always somebody who is about to commit.
+    pub(super) fn look_often(&mut self, now: Duration, poll_min: Duration) {
         self.expecting = now + Hint::ARMED_FOR;
-        self.look_now(now);
+        self.pause = Duration::ZERO;
+        self.look_at(now + poll_min);
+    }
+
+    /// It is a claim's turn.
+    pub(super) fn claim_next(&mut self, now: Duration) {
+        self.next = now;
     }
 
     pub(super) fn bell(&mut self, now: Duration) {
@@ -112,6 +131,11 @@ impl Reader {
     pub(super) fn settled(&mut self, handle: Handle) {
         self.settled.push(handle);
     }
+
+    /// The claim that would have shown that these cannot come again counts for nothing.
+    pub(super) fn unsettle(&mut self, forget: Vec<Handle>) {
+        self.settled.extend(forget);
+    }
 }
 
 impl Pipeline {
@@ -126,8 +150,9 @@ impl Pipeline {
         if waits_for_answer {
             return None;
         }
-        if now < self.reader.next {
-            return Some(self.reader.next);
+        let next = self.reader.next.max(self.reader.not_before);
+        if now < next {
+            return Some(next);
         }
         // To probe with, a few aggregates are enough while the destination is down; with one alone nobody would learn
         // whether it is the destination that fails or this event.
@@ -141,16 +166,31 @@ impl Pipeline {
             self.statement(async move { store.probe(top).await }, Reply::Probed);
             return None;
         }
-        self.start_claim(limit, now);
+        if !self.start_sweep(limit, now) {
+            self.start_claim(limit, now);
+        }
         None
+    }
+
+    pub(super) fn expect_commit(&mut self) {
+        self.reader.look_often(self.now(), self.parts.timing.poll_min);
     }
 
     fn ring_bell(&mut self) {
         if !self.reader.bell_out && self.stopping.is_none() {
             self.reader.bell_out = true;
-            let store = self.parts.store.clone();
+            let (store, pause) = (self.parts.store.clone(), self.parts.timing.outage_max);
+            let pipeline = self.worker.pipeline.clone();
             self.task(async move {
-                store.wait().await;
+                if AssertUnwindSafe(store.wait()).catch_unwind().await.is_err() {
+                    let pipeline = pipeline.name();
+                    tracing::error!(
+                        pipeline,
+                        ?pause,
+                        "the store's wait panicked: polling goes on without it"
+                    );
+                    tokio::time::sleep(pause).await;
+                }
                 Reply::Bell
             });
         }
@@ -160,14 +200,15 @@ impl Pipeline {
         self.parts.store.capabilities().watermark != Mode::None
     }
 
-    /// How many events may come; `None` while the window has no room worth a claim.
+    /// How many fresh events may come, and as many that were due; `None` while the window has no room worth a claim.
     fn claim_limit(&self) -> Option<u32> {
         let limits = &self.parts.limits;
         let unsettled = self.known.unsettled();
         let room = limits.window_events.saturating_sub(unsettled);
         let bytes = limits.window_bytes.saturating_sub(self.known.bytes());
         let by_bytes = bytes.min(limits.claim_bytes) / self.reader.event_bytes.max(1);
-        let limit = limits.claim_events.min(room).min(by_bytes.max(usize::from(unsettled == 0)));
+        let limit =
+            limits.claim_events.min(room / 2).min(by_bytes.max(usize::from(unsettled == 0)));
         let worthwhile = limits.claim_events.min(limits.window_events) / 4;
         (limit > 0 && (limit >= worthwhile || unsettled == 0 || by_bytes < worthwhile))
             .then(|| u32::try_from(limit).unwrap_or(u32::MAX))
@@ -180,45 +221,53 @@ impl Pipeline {
     }
 
     fn start_claim(&mut self, limit: u32, now: Duration) {
-        let sweep = self.watermark_is_probed() && now >= self.reader.next_sweep;
         let take = reading::takes(&self.lanes, limit);
-        let mut cursors: Vec<(LaneCursor, Epoch)> = self
+        let mut lanes: Vec<(LaneCursor, Epoch)> = self
             .lanes
             .iter()
             .filter(|(id, lane)| self.has_room(**id, lane))
-            .map(|(id, lane)| (cursor(*id, lane, take, sweep), lane.epoch))
+            .map(|(id, lane)| (self.cursor(*id, lane, take), lane.epoch))
             .collect();
-        self.reader.turn = (self.reader.turn + 1) % cursors.len();
-        cursors.rotate_left(self.reader.turn);
-        let exclude = self.excluded(sweep);
-        let lanes = cursors.iter().map(|(cursor, _)| *cursor).collect();
+        self.reader.turn = (self.reader.turn + 1) % lanes.len();
+        lanes.rotate_left(self.reader.turn);
         let request = ClaimRequest::new(
             self.worker.pipeline.clone(),
-            lanes,
+            lanes.iter().map(|(cursor, _)| *cursor).collect(),
             limit,
             self.parts.limits.claim_bytes,
         )
-        .excluding(exclude);
-        self.reader.out = Out::Claim(ClaimOut {
-            sweep,
-            lanes: cursors,
+        .excluding(self.excluded());
+        let asked = self.asked(lanes, now);
+        self.reader.out = Out::Claim(asked);
+        let store = self.parts.store.clone();
+        self.statement(async move { store.claim(&request).await }, Reply::Claimed);
+    }
+
+    fn cursor(&self, id: LaneId, lane: &Lane, take: u32) -> LaneCursor {
+        let mut cursor = LaneCursor::new(id, lane.from(), lane.read, take);
+        // Without probes every claim starts at the beginning: one that ends before the end would never get there.
+        if self.watermark_is_probed() {
+            let start = lane.next_from(self.watermark.safe());
+            cursor.to = self.reader.reach.bound(start, self.watermark.top());
+        }
+        cursor
+    }
+
+    pub(super) fn asked(&mut self, lanes: Vec<(LaneCursor, Epoch)>, now: Duration) -> Asked {
+        Asked {
+            lanes,
             safe: self.watermark.safe(),
             // Without probes nothing tells how far the table goes; but behind its end there is nothing.
             top: if self.watermark_is_probed() { self.watermark.top() } else { Position::MAX },
             aside: self.watermark.aside(),
             forget: std::mem::take(&mut self.reader.settled),
             started: now,
-        });
-        let store = self.parts.store.clone();
-        self.statement(async move { store.claim(&request).await }, Reply::Claimed);
+        }
     }
 
     /// What is known at or above where the claim starts, and everything that waits.
-    fn excluded(&self, sweep: bool) -> Vec<Position> {
-        let from = |lane: LaneId| match self.lanes.get(&lane) {
-            Some(lane) if !sweep => lane.from(),
-            _ => 0,
-        };
+    fn excluded(&self) -> Vec<Position> {
+        let from = |lane: LaneId| self.lanes.get(&lane).map_or(0, Lane::from);
         // While nobody writes, a claim starts above all that is known: the whole window need not be looked through.
         if !self.known.reaches_above(from) {
             return Vec::new();
@@ -238,7 +287,7 @@ impl Pipeline {
                 if self.is_other_server(&probe.server) {
                     self.forget_reading();
                 }
-                self.reader.failures = 0;
+                self.reader.failed_probes = 0;
                 self.watermark.observe(&probe, now, self.reader.snapshots);
                 for lane in self.lanes.values_mut().filter(|lane| lane.inherited.is_none()) {
                     lane.inherited = Some(probe.top);
@@ -248,41 +297,62 @@ impl Pipeline {
             }
             Err(error) => {
                 self.store_failed("probe", &error);
-                self.read_later(now);
+                self.reader.failed_probes = self.reader.failed_probes.saturating_add(1);
+                self.read_later(self.reader.failed_probes, now);
             }
         }
     }
 
     pub(super) fn claimed(&mut self, result: Result<Claimed, StoreError>, now: Duration) {
-        let Out::Claim(out) = std::mem::replace(&mut self.reader.out, Out::Nothing) else { return };
-        let claimed = match result {
+        if let Ok(claimed) = &result {
+            self.reader.snapshots = claimed.snapshot.is_some();
+            self.calls.set_database_clock(claimed.now_micros, now);
+        }
+        match std::mem::replace(&mut self.reader.out, Out::Nothing) {
+            Out::Claim(asked) => self.claim_returned(asked, result, now),
+            Out::Sweep(part) => self.swept(part, result, now),
+            Out::Nothing | Out::Probe => {}
+        }
+    }
+
+    fn claim_returned(&mut self, asked: Asked, result: Result<Claimed, StoreError>, now: Duration) {
+        let mut claimed = match result {
             Ok(claimed) => claimed,
             Err(error) => {
                 self.store_failed("claim", &error);
-                self.reader.settled.extend(out.forget);
-                self.read_later(now);
+                self.reader.reach.failed(asked.span());
+                self.reader.unsettle(asked.forget);
+                self.reader.failed_claims = self.reader.failed_claims.saturating_add(1);
+                self.read_later(self.reader.failed_claims, now);
                 return;
             }
         };
-        self.reader.failures = 0;
-        self.reader.snapshots = claimed.snapshot.is_some();
-        self.calls.set_database_clock(claimed.now_micros, now);
-        if self.is_other_server(&claimed.server) || !self.may_believe(&out, &claimed) {
-            self.reader.settled.extend(out.forget);
+        self.reader.failed_claims = 0;
+        let took = now.saturating_sub(asked.started);
+        self.reader.reach.answered(asked.span(), took, self.parts.timing.statement_deadline / 2);
+        if self.is_other_server(&claimed.server) || !self.may_believe(&asked, &claimed) {
+            self.reader.unsettle(asked.forget);
             self.reader.look_now(now);
             return;
         }
-        let found = self.admit(&out, claimed);
-        for handle in &out.forget {
+        for ((cursor, _), read) in asked.lanes.iter().zip(&mut claimed.reads) {
+            *read = read.within(cursor.to);
+        }
+        let found = self.admit(&asked, claimed);
+        self.forget_settled(&asked.forget);
+        self.schedule(found, now);
+    }
+
+    pub(super) fn forget_settled(&mut self, forget: &[Handle]) {
+        for handle in forget {
             if self.known.is_known(*handle) && self.known.stage(*handle) == Stage::Settled {
                 self.known.forget(*handle);
             }
         }
-        self.schedule(&out, found, now);
     }
 
     /// Another server, or the same one after a restart: positions may mean something else there.
-    fn is_other_server(&mut self, server: &str) -> bool {
+    pub(super) fn is_other_server(&mut self, server: &str) -> bool {
         if server.is_empty() || self.reader.server == server {
             return false;
         }
@@ -298,38 +368,42 @@ impl Pipeline {
 
     fn forget_reading(&mut self) {
         self.watermark.reset();
+        self.reader.sweeper.restart();
         self.lanes.values_mut().for_each(Lane::restart);
     }
 
     /// Whether the claim missed every writer that was set aside when it started. If one of them has ended, its rows have
     /// appeared where nobody looks any more: reading goes back to there first.
-    fn may_believe(&mut self, out: &ClaimOut, claimed: &Claimed) -> bool {
-        if out.aside.is_empty() {
-            return true;
-        }
-        let stood = match &claimed.snapshot {
-            Some(snapshot) => self.watermark.returned(&out.aside, snapshot),
-            None => out.aside.iter().map(|aside| aside.stood).min(),
-        };
-        let Some(stood) = stood else { return true };
-        // A claim from at or below there has read, or will read on, through everything that has appeared. A sweep has too
-        // as far as it went, but nobody reads on from where it ended.
-        let reads_on = out.lanes.iter().all(|(cursor, _)| cursor.from <= stood);
-        let asked = |id: LaneId| out.lanes.iter().any(|(cursor, _)| cursor.lane == id);
+    fn may_believe(&mut self, asked: &Asked, claimed: &Claimed) -> bool {
+        let Some(stood) = self.appeared_above(asked, claimed) else { return true };
+        // A claim from at or below there has read, or will read on, through everything that has appeared.
+        let reads_on = asked.lanes.iter().all(|(cursor, _)| cursor.from <= stood);
+        let asked = |id: LaneId| asked.lanes.iter().any(|(cursor, _)| cursor.lane == id);
         for (id, lane) in &mut self.lanes {
-            if out.sweep || !reads_on || !asked(*id) {
+            if !reads_on || !asked(*id) {
                 lane.distrust(stood);
             }
         }
         reads_on
     }
 
+    /// Above which position rows have appeared, because a writer has ended that was set aside when the claim started.
+    pub(super) fn appeared_above(&mut self, asked: &Asked, claimed: &Claimed) -> Option<Position> {
+        if asked.aside.is_empty() {
+            return None;
+        }
+        match &claimed.snapshot {
+            Some(snapshot) => self.watermark.returned(&asked.aside, snapshot),
+            None => asked.aside.iter().map(|aside| aside.stood).min(),
+        }
+    }
+
     /// Takes in what is new of lanes that are still owned under the same epoch. Returns how many events that were.
-    fn admit(&mut self, out: &ClaimOut, claimed: Claimed) -> usize {
-        let mut last: Vec<Position> = out.lanes.iter().map(|(cursor, _)| cursor.from).collect();
+    fn admit(&mut self, asked: &Asked, claimed: Claimed) -> usize {
+        let mut last: Vec<Position> = asked.lanes.iter().map(|(cursor, _)| cursor.from).collect();
         let mut new = Vec::with_capacity(claimed.events.len());
         for event in claimed.events {
-            let at = out.lanes.iter().position(|(cursor, epoch)| {
+            let at = asked.lanes.iter().position(|(cursor, epoch)| {
                 cursor.lane == event.lane()
                     && self
                         .lanes
@@ -345,19 +419,15 @@ impl Pipeline {
                 continue;
             }
             if !self.known.contains(event.position()) {
-                if out.sweep && !event.is_waiting() {
-                    self.check_late(&event);
-                }
                 new.push(event);
             }
         }
         let probed = self.watermark_is_probed();
-        for (((cursor, epoch), read), last) in out.lanes.iter().zip(&claimed.reads).zip(last) {
+        for (((cursor, epoch), read), last) in asked.lanes.iter().zip(&claimed.reads).zip(last) {
             if let Some(lane) = self.lanes.get_mut(&cursor.lane)
                 && lane.epoch == *epoch
-                && !out.sweep
             {
-                lane.advance(*read, last, out.safe, out.top);
+                lane.advance(*read, last, asked.safe, asked.top);
                 if !probed && *read == LaneRead::ToEnd {
                     lane.inherited.get_or_insert(lane.read);
                 }
@@ -376,22 +446,6 @@ impl Pipeline {
         found
     }
 
-    /// An event that a sweep found where nothing could appear any more: an assumption was wrong (a position that was not
-    /// drawn from the sequence), or an operator has ended a wait by hand.
-    fn check_late(&mut self, event: &Event) {
-        let Some(lane) = self.lanes.get_mut(&event.lane()) else { return };
-        let (position, covered) = (event.position(), lane.covered);
-        if position <= lane.read {
-            lane.distrust(position - 1);
-        }
-        if position <= covered {
-            self.telemetry.late_rows.increment(1);
-            let pipeline = self.worker.pipeline.name();
-            tracing::warn!(pipeline, position, covered, id = %event.id(),
-                "the sweep found an event that no claim would have found");
-        }
-    }
-
     fn take_on(&mut self, event: Event) {
         let fault = event.fault().map(str::to_owned);
         let headers = event.headers().filter(|_| fault.is_none());
@@ -404,16 +458,8 @@ impl Pipeline {
         }
     }
 
-    fn schedule(&mut self, out: &ClaimOut, found: usize, now: Duration) {
+    fn schedule(&mut self, found: usize, now: Duration) {
         let timing = self.parts.timing;
-        if out.sweep {
-            let took = now.saturating_sub(out.started);
-            let idle = found == 0 && self.known.unsettled() == 0;
-            let every = timing.sweep * if idle { 6 } else { 1 };
-            self.reader.next_sweep = now + every.max(took * 50);
-            self.reader.next = now;
-            return;
-        }
         let hungry = self.lanes.iter().any(|(id, lane)| lane.hungry && self.has_room(*id, lane));
         self.reader.pause = if found > 0 || now < self.reader.expecting {
             timing.poll_min
@@ -426,11 +472,9 @@ impl Pipeline {
         self.reader.next = if hungry { now } else { now + pause };
     }
 
-    fn read_later(&mut self, now: Duration) {
-        self.reader.failures = self.reader.failures.saturating_add(1);
-        let pause = self.outage_pause(self.reader.failures);
-        self.reader.next = now + pause;
-        self.reader.next_probe = now + pause;
+    fn read_later(&mut self, failures: u32, now: Duration) {
+        self.reader.not_before = now + self.outage_pause(failures);
+        self.reader.next = self.reader.not_before;
     }
 
     /// How long to leave the database alone after this many failures in a row.
@@ -443,7 +487,10 @@ impl Pipeline {
     }
 }
 
-fn cursor(id: LaneId, lane: &Lane, take: u32, sweep: bool) -> LaneCursor {
-    let from = if sweep { 0 } else { lane.from() };
-    LaneCursor { lane: id, from, read: lane.read, take }
+impl Asked {
+    /// How many positions the claim goes through at most in one lane.
+    fn span(&self) -> Position {
+        let spans = self.lanes.iter().map(|(cursor, _)| cursor.to.min(self.top) - cursor.from);
+        spans.max().unwrap_or(0).max(0)
+    }
 }

@@ -11,10 +11,12 @@ mod leases;
 mod outage;
 mod outcomes;
 mod pipeline;
+mod reach;
 mod reading;
 mod refused;
 mod settles;
 mod sharing;
+mod sweep;
 mod verdict;
 mod watermark;
 

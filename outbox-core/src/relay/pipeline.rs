@@ -124,7 +124,7 @@ impl Pipeline {
         &mut self,
         mut shutdown: std::pin::Pin<&mut (impl Future<Output = ()> + Send)>,
     ) -> Result<(), StoreError> {
-        let hint = self.parts.hint.clone();
+        let mut hint = self.parts.hint.listen();
         loop {
             let now = self.now();
             let wake = self.pump(now);
@@ -142,7 +142,7 @@ impl Pipeline {
                 }
                 hinted = hint.next() => match hinted {
                     Hinted::Committed => self.reader.look_now(self.parts.clock.now()),
-                    Hinted::Appended => self.reader.look_often(self.parts.clock.now()),
+                    Hinted::Appended => self.expect_commit(),
                 },
                 () = tokio::time::sleep(wake) => {}
             }

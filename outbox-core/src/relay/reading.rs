@@ -43,6 +43,11 @@ impl Lane {
         self.read.min(self.covered)
     }
 
+    /// From where a claim must go on so that something is gained: past what was read, unless more of that is safe by now.
+    pub(crate) fn next_from(&self, safe: Position) -> Position {
+        if self.from() < safe { self.from() } else { self.read }
+    }
+
     /// A claim has returned that started at [`from`](Self::from) when `safe` and `top` were known; `last` is the highest
     /// fresh position that it brought.
     pub(crate) fn advance(

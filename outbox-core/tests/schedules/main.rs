@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use outbox_core::memory::{Fault, MemoryPublisher, MemoryStore, MemoryTransaction};
 use outbox_core::{
-    Capabilities, Due, Failure, FailureClass, Limits, NewEvent, Publisher, Relay, RetryPolicies,
-    RetryPolicy, Timing, Watermark, Writer as _,
+    Capabilities, ClaimRequest, Due, Failure, FailureClass, Hint, Limits, NewEvent, Publisher,
+    Relay, RetryPolicies, RetryPolicy, Timing, Watermark, Writer as _,
 };
 use script::Script;
 

@@ -1,4 +1,4 @@
-//! Schedules of claims, commits and settles.
+//! Schedules of claims, commits, settles and sweeps.
 
 use outbox_core::memory::FaultRule;
 use outbox_core::{Delivered, EventRow, Settlements, Store as _, Worker};
@@ -292,4 +292,149 @@ async fn a_row_that_no_program_of_ours_wrote_is_read_like_any_other() {
     stage.run(stage.until_settled()).await;
     assert_eq!(stage.arrived(), ["behind"]);
     assert_eq!(stage.table.dead()[0].event.attempts(), 1);
+}
+
+/// A sweep may take longer than a statement may: claims go on between two tries.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_that_fails_stops_no_claim_and_does_not_come_again_at_once() {
+    let mut stage = Stage::new();
+    stage.timing.sweep = Duration::from_secs(5);
+    let names: Vec<String> = (0..60).map(|n| n.to_string()).collect();
+    stage
+        .run(async {
+            stage.write("a", &["first"]).await;
+            stage.until_arrived(1).await;
+            stage.after(1000).await;
+            stage.script.fail_claims(is_from_the_beginning);
+            for name in &names {
+                stage.write("a", &[name]).await;
+                stage.after(1000).await;
+                assert_eq!(stage.arrived().last(), Some(name));
+            }
+        })
+        .await;
+    let claims = stage.script.claims();
+    let failed = claims[2..].iter().filter(|claim| is_from_the_beginning(claim)).count();
+    assert!((2..=14).contains(&failed), "{failed} sweeps in a minute, one every five seconds");
+}
+
+fn is_from_the_beginning(claim: &ClaimRequest) -> bool {
+    claim.lanes.iter().all(|cursor| cursor.from == 0)
+}
+
+/// Rows that a claim goes through and cannot give: here those of another pipeline, whose broker is down.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_would_look_at_too_many_rows_asks_for_fewer_and_makes_progress() {
+    let stage = Stage::new();
+    write_foreign(&stage, 1000).await;
+    stage.write("a", &["mine"]).await;
+    write_foreign(&stage, 1000).await;
+    stage.script.look_at_most(100);
+    let mine = async {
+        stage.broker.wait_for(1, Duration::from_secs(60)).await;
+        stage.write("a", &["more"]).await;
+        stage.broker.wait_for(2, Duration::from_secs(60)).await;
+    };
+    stage.relay().with_pipeline(orders()).run(mine).await.unwrap();
+    assert_eq!(stage.arrived(), ["mine", "more"]);
+    assert_eq!(stage.table.pending().len(), 2000);
+}
+
+/// The row is one that no claim would find, and the table one that no sweep gets through in one go.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_goes_through_a_large_table_in_parts() {
+    let mut stage = Stage::new();
+    stage.timing.sweep = Duration::from_secs(5);
+    write_foreign(&stage, 500).await;
+    let hidden = stage.begin("a", &["1", "2"]).await;
+    stage.script.hide_writers();
+    write_foreign(&stage, 500).await;
+    stage.write("b", &["other"]).await;
+    let mine = async {
+        stage.until_arrived(1).await;
+        stage.after(500).await;
+        stage.script.look_at_most(100);
+        hidden.commit();
+        stage.after(2000).await;
+        assert_eq!(stage.arrived(), ["other"], "covered by mistake");
+        stage.broker.wait_for(3, LONG).await;
+    };
+    stage.relay().with_pipeline(orders()).run(mine).await.unwrap();
+    assert_eq!(stage.arrived(), ["other", "1", "2"]);
+}
+
+async fn write_foreign(stage: &Stage, count: usize) {
+    let mut transaction = stage.table.begin();
+    for _ in 0..count {
+        let event = NewEvent::builder("foreign", "f", "x").build().unwrap();
+        stage.table.append(&mut transaction, &[event]).await.unwrap();
+    }
+    transaction.commit();
+}
+
+fn orders() -> outbox_core::Pipeline {
+    let types = outbox_core::TypeFilter::Except(["foreign".to_owned()].into());
+    outbox_core::Pipeline::with_types("orders", types).unwrap()
+}
+
+/// A probe that answers is no sign that claims do.
+#[tokio::test(start_paused = true)]
+async fn claims_that_fail_come_ever_more_rarely() {
+    let stage = Stage::new();
+    stage.script.fail_claims(|_| true);
+    let hint = Hint::new();
+    let minute = async {
+        for _ in 0..60 {
+            stage.after(1000).await;
+            hint.fire();
+        }
+    };
+    stage.relay().with_hint(hint.clone()).run(minute).await.unwrap();
+    let claims = stage.script.claims().len();
+    assert!((5..=40).contains(&claims), "{claims} claims failed in a minute");
+}
+
+/// Due rows come beside the fresh ones.
+#[tokio::test(start_paused = true)]
+async fn a_claim_brings_no_more_than_the_window_holds() {
+    let mut stage = Stage::new();
+    stage.limits = Limits::default().with_window(8).with_batch(8);
+    stage.broker.script(FaultRule::always(Fault::Slow(LONG)));
+    for n in 0..10 {
+        stage.write(&format!("due {n}"), &["due 300"]).await;
+    }
+    stage.write("a", &["1"]).await;
+    stage.write("b", &["2"]).await;
+    stage
+        .run(async {
+            stage.after(100).await;
+            stage.script.close("claim", At::Snapshot);
+            stage.script.reached("claim", At::Snapshot).await;
+            for n in 0..20 {
+                stage.write(&format!("fresh {n}"), &["x"]).await;
+            }
+            stage.after(300).await;
+            stage.script.open("claim", At::Snapshot);
+            stage.after(3000).await;
+        })
+        .await;
+    let given = stage.script.given();
+    assert!((4..=8).contains(&given), "{given} events in a window of 8");
+}
+
+/// An append arms the hint before its commit: the relay polls fast, but it does not run in circles.
+#[tokio::test(start_paused = true)]
+async fn appends_under_load_do_not_make_the_relay_claim_without_a_pause() {
+    let mut stage = Stage::new();
+    stage.timing = stage.timing.with_poll(Duration::from_millis(20), Duration::from_millis(500));
+    let hint = Hint::new();
+    let second = async {
+        for _ in 0..1000 {
+            hint.arm();
+            stage.after(1).await;
+        }
+    };
+    stage.relay().with_hint(hint.clone()).run(second).await.unwrap();
+    let claims = stage.script.claims().len();
+    assert!((20..=60).contains(&claims), "{claims} claims in a second");
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use outbox_core::memory::MemoryStore;
 use outbox_core::{
-    Capabilities, ClaimRequest, Claimed, EventId, LaneId, Leases, Position, Probe, Settled,
+    Capabilities, ClaimRequest, Claimed, Event, EventId, LaneId, Leases, Position, Probe, Settled,
     Settlements, Store, StoreError, StoreErrorKind, Worker, async_trait,
 };
 use tokio::sync::watch;
@@ -17,6 +17,8 @@ pub(crate) enum At {
     Snapshot,
     Reply,
 }
+
+type Fails = fn(&ClaimRequest) -> bool;
 
 /// Cloning gives another handle on the same script.
 #[derive(Clone, Debug)]
@@ -36,6 +38,12 @@ struct Inner {
     /// What heartbeats say about owners that died.
     crashes: Mutex<Option<u16>>,
     blind: Mutex<bool>,
+    /// Which claims get no answer.
+    fails: Mutex<Option<Fails>>,
+    /// How many rows a claim can look at before it gets no answer.
+    look: Mutex<Option<usize>>,
+    /// Every position that a claim has given.
+    given: Mutex<BTreeSet<Position>>,
     worker: Mutex<Option<Worker>>,
 }
 
@@ -53,6 +61,9 @@ impl Script {
             claims: Mutex::default(),
             crashes: Mutex::default(),
             blind: Mutex::default(),
+            fails: Mutex::default(),
+            look: Mutex::default(),
+            given: Mutex::default(),
             worker: Mutex::default(),
         }))
     }
@@ -107,6 +118,27 @@ impl Script {
     /// Probes see no writer.
     pub(crate) fn hide_writers(&self) {
         *self.0.blind.lock().unwrap() = true;
+    }
+
+    /// Such claims get no answer from now on.
+    pub(crate) fn fail_claims(&self, fails: Fails) {
+        *self.0.fails.lock().unwrap() = Some(fails);
+    }
+
+    /// Claims that would look at more rows than this get no answer from now on.
+    pub(crate) fn look_at_most(&self, rows: usize) {
+        *self.0.look.lock().unwrap() = Some(rows);
+    }
+
+    /// How many rows claims have given so far.
+    pub(crate) fn given(&self) -> usize {
+        self.0.given.lock().unwrap().len()
+    }
+
+    fn is_too_much(&self, request: &ClaimRequest) -> bool {
+        let fails = self.0.fails.lock().unwrap().is_some_and(|fails| fails(request));
+        let look = self.0.look.lock().unwrap().unwrap_or(usize::MAX);
+        fails || looked_at(&self.0.table, request) > look
     }
 
     /// Who sent the last heartbeat.
@@ -169,8 +201,12 @@ impl Store for Script {
     async fn claim(&self, request: &ClaimRequest) -> Result<Claimed, StoreError> {
         self.0.claims.lock().unwrap().push(request.clone());
         self.pass("claim", At::Snapshot).await;
+        if self.is_too_much(request) {
+            return Err(StoreError::unavailable("it takes too long"));
+        }
         let mut claimed = self.0.table.claim(request).await?;
         claimed.server = self.0.server.lock().unwrap().clone();
+        self.0.given.lock().unwrap().extend(claimed.events.iter().map(Event::position));
         self.pass("claim", At::Reply).await;
         Ok(claimed)
     }
@@ -200,4 +236,15 @@ impl Store for Script {
     async fn wait(&self) {
         self.0.table.wait().await;
     }
+}
+
+/// The rows that a claim goes through, whether it gives them or not.
+fn looked_at(table: &MemoryStore, request: &ClaimRequest) -> usize {
+    let is_in_range = |event: &Event| {
+        request.lanes.iter().any(|cursor| {
+            let is_above = cursor.from < event.position();
+            cursor.lane == event.lane() && is_above && event.position() <= cursor.to
+        })
+    };
+    table.pending().iter().filter(|event| is_in_range(event)).count()
 }

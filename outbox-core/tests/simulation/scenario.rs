@@ -35,6 +35,8 @@ pub(crate) struct Scenario {
     pub(crate) operator: bool,
     /// Whether the store tells of commits.
     pub(crate) bell: bool,
+    /// A claim that would go through more rows than this gets no answer.
+    pub(crate) look: usize,
 }
 
 /// What may go wrong. A run without any of these has no duplicate.
@@ -114,6 +116,12 @@ impl Scenario {
             long_transactions: rng.u32(..3) == 0,
             operator,
             bell: rng.bool(),
+            // A store without a watermark reads everything each time: it must be able to.
+            look: if watermark != Watermark::None && rng.u32(..4) == 0 {
+                rng.usize(3..40)
+            } else {
+                usize::MAX
+            },
         }
     }
 

@@ -5,8 +5,9 @@ use std::future::Future;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use outbox_core::memory::MemoryStore;
 use outbox_core::{
-    Backlog, Capabilities, ClaimRequest, Claimed, LaneId, Leases, Pipeline, Position, Probe,
+    Backlog, Capabilities, ClaimRequest, Claimed, Event, LaneId, Leases, Pipeline, Position, Probe,
     Settled, Settlements, Store, StoreError, StoreErrorKind, Worker,
 };
 
@@ -113,6 +114,17 @@ impl SimStore {
     }
 }
 
+/// The rows that a claim goes through, whether it gives them or not.
+fn looked_at(table: &MemoryStore, request: &ClaimRequest) -> usize {
+    let is_in_range = |event: &Event| {
+        request.lanes.iter().any(|cursor| {
+            let is_above = cursor.from < event.position();
+            cursor.lane == event.lane() && is_above && event.position() <= cursor.to
+        })
+    };
+    table.pending().iter().filter(|event| is_in_range(event)).count()
+}
+
 #[async_trait]
 impl Store for SimStore {
     fn capabilities(&self) -> Capabilities {
@@ -173,6 +185,10 @@ impl Store for SimStore {
             )
         });
         let work = async move {
+            if looked_at(world.store(), &request) > world.scenario().look {
+                world.tell(|| format!("r{process} looks at too much"));
+                return Err(StoreError::unavailable("simulated: it takes too long"));
+            }
             let mut claimed = world.store().claim(&request).await?;
             claimed.server = format!("server {}", world.state().server);
             world.tell(|| {

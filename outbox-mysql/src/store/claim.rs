@@ -190,7 +190,7 @@ fn parameters(
         query = query.bind(room(request.limit));
     }
     for cursor in &request.lanes {
-        query = query.bind(cursor.lane).bind(cursor.from).bind(Position::MAX);
+        query = query.bind(cursor.lane).bind(cursor.from).bind(cursor.to);
         query = of_types(query);
         query = query.bind(room(cursor.take));
     }

@@ -59,7 +59,7 @@ async fn owner(harness: &Harness) -> (Worker, Vec<(LaneId, Epoch)>) {
 
 /// A claim from the start of every lane.
 fn everything(limit: u32) -> ClaimRequest {
-    let cursor = |lane| LaneCursor { lane, from: 0, read: Position::MAX, take: limit };
+    let cursor = |lane| LaneCursor::new(lane, 0, Position::MAX, limit);
     ClaimRequest::new(pipeline(), (0..16).map(cursor).collect(), limit, 64 << 20)
 }
 

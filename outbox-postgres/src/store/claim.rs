@@ -48,6 +48,7 @@ impl PostgresStore {
             .query(self.statements.claim(request.pipeline.types(), !request.exclude.is_empty()))
             .bind(request.lanes.iter().map(|cursor| int2(cursor.lane)).collect::<Vec<_>>())
             .bind(request.lanes.iter().map(|cursor| cursor.from).collect::<Vec<_>>())
+            .bind(request.lanes.iter().map(|cursor| cursor.to).collect::<Vec<_>>())
             .bind(request.lanes.iter().map(|cursor| cursor.read).collect::<Vec<_>>())
             .bind(request.lanes.iter().map(|cursor| int4(cursor.take)).collect::<Vec<_>>())
             .bind(i64::from(rows));

@@ -67,7 +67,7 @@ async fn excluded_rows_neither_come_nor_count() {
         u16::try_from(outbox.number("select max(lane)::int8 from outbox where position > 1").await)
             .unwrap();
     let store = outbox.store();
-    let cursor = LaneCursor { lane, from: 0, read: 99, take: 3 };
+    let cursor = LaneCursor::new(lane, 0, 99, 3);
     let request =
         ClaimRequest::new(pipeline(), vec![cursor], 10, 1 << 20).excluding(vec![1, 2, 3, 5]);
     let claimed = store.claim(&request).await.unwrap();
@@ -258,13 +258,9 @@ async fn dead_rows_below_the_cursor_cost_nothing() {
         }
     })
     .await;
+    let top = outbox.number("select max(position) from outbox").await + 200_000;
     outbox.execute("truncate outbox").await;
-
-    load(&outbox, 200_000).await;
-    let mut reader = outbox.session().await;
-    run(&mut reader, "begin isolation level repeatable read; select count(*) from outbox").await;
-    let top = outbox.number("select max(position) from outbox").await;
-    outbox.execute("delete from outbox").await;
+    let _held = dead_rows(&outbox, 200_000).await;
     load(&outbox, 20_000).await;
     let dirty = buffers_of(&outbox, &store, async || {
         for _ in 0..10 {
@@ -277,9 +273,46 @@ async fn dead_rows_below_the_cursor_cost_nothing() {
     assert!(dirty * 2 <= clean * 3, "{dirty} buffers, {clean} on a clean table");
 }
 
+/// B048: a claim that must go through dead rows costs what its range holds, so that one which took too long can be followed by
+/// one that does not.
+#[tokio::test]
+async fn a_bounded_claim_costs_what_its_range_holds() {
+    let outbox = Outbox::with(|config| config.pool_size(1)).await;
+    outbox.execute("alter table outbox set (autovacuum_enabled = off)").await;
+    let store = outbox.store();
+    let _held = dead_rows(&outbox, 200_000).await;
+    let claims = async |bounds: &[(Position, Position)]| {
+        buffers_of(&outbox, &store, async || {
+            for (from, to) in bounds {
+                let mut request = batch(16, *from, 992);
+                request.lanes.iter_mut().for_each(|cursor| cursor.to = *to);
+                let claimed = store.claim(&request).await.unwrap();
+                assert_eq!(claimed.events.len(), 0);
+                assert!(claimed.reads.iter().all(|read| *read == LaneRead::ToEnd));
+            }
+        })
+        .await
+    };
+    let whole = claims(&[(0, Position::MAX)]).await;
+    let parts: Vec<_> = (0..20).map(|n| (n * 10_000, (n + 1) * 10_000)).collect();
+    let (part, all) = (claims(&parts[7..8]).await, claims(&parts).await);
+    println!("{whole} buffers for 200,000 dead rows, {part} for a twentieth, {all} for twenty");
+    assert!(part * 10 <= whole, "{part} buffers for a twentieth of {whole}");
+    assert!(all * 2 <= whole * 3, "{all} buffers in twenty parts, {whole} in one go");
+}
+
+/// Rows that are dead, and a snapshot that keeps them.
+pub(crate) async fn dead_rows(outbox: &Outbox, rows: u32) -> sqlx::PgConnection {
+    load(outbox, rows).await;
+    let mut reader = outbox.session().await;
+    run(&mut reader, "begin isolation level repeatable read; select count(*) from outbox").await;
+    outbox.execute("delete from outbox").await;
+    reader
+}
+
 fn batch(lanes: u16, from: Position, limit: u32) -> ClaimRequest {
     let take = limit / u32::from(lanes);
-    let cursors = (0..lanes).map(|lane| LaneCursor { lane, from, read: from, take });
+    let cursors = (0..lanes).map(|lane| LaneCursor::new(lane, from, from, take));
     ClaimRequest::new(pipeline(), cursors.collect(), limit, 64 << 20)
 }
 

@@ -160,7 +160,7 @@ pub(crate) fn everything(lanes: u16) -> ClaimRequest {
 }
 
 pub(crate) fn from(lanes: u16, from: Position, read: Position) -> ClaimRequest {
-    let cursors = (0..lanes).map(|lane| LaneCursor { lane, from, read, take: 10_000 });
+    let cursors = (0..lanes).map(|lane| LaneCursor::new(lane, from, read, 10_000));
     ClaimRequest::new(pipeline(), cursors.collect(), 10_000, 64 << 20)
 }
 

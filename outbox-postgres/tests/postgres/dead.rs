@@ -128,7 +128,7 @@ async fn repeated_positions_do_not_hurt_the_dead_letters() {
     with_dead(&outbox, &["b"]).await;
     assert_eq!(outbox.count("outbox_dead where position = 1").await, 2);
     let store = outbox.store();
-    let cursors = vec![LaneCursor { lane: 0, from: 0, read: 0, take: 1 }];
+    let cursors = vec![LaneCursor::new(0, 0, 0, 1)];
     let request = outbox_core::ClaimRequest::new(crate::common::pipeline(), cursors, 1, 1);
     assert!(store.claim(&request).await.unwrap().events.is_empty());
 }

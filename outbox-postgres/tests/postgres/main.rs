@@ -11,4 +11,5 @@ mod leases;
 mod probe;
 mod schema;
 mod settle;
+mod sweep;
 mod writer;

@@ -25,7 +25,7 @@ impl SqliteStore {
             .bind(json!(reads).to_string())
             .bind(request.limit);
         for lane in &request.lanes {
-            query = query.bind(lane.lane).bind(lane.from).bind(lane.take);
+            query = query.bind(lane.lane).bind(lane.from).bind(lane.to).bind(lane.take);
         }
 
         let mut found = Found::default();

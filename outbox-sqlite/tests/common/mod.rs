@@ -81,7 +81,7 @@ impl Fixture {
 
     /// Every lane from its beginning, with its end as far as due rows are concerned.
     pub fn everything(&self) -> ClaimRequest {
-        let lane = |lane| LaneCursor { lane, from: 0, read: Position::MAX, take: 10_000 };
+        let lane = |lane| LaneCursor::new(lane, 0, Position::MAX, 10_000);
         let lanes = (0..self.config.lanes).map(lane).collect();
         ClaimRequest::new(Pipeline::new("main").unwrap(), lanes, 10_000, usize::MAX)
     }
