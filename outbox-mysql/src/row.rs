@@ -2,7 +2,7 @@
 
 use outbox_core::{EventId, EventRow, EventRows, LaneId, Position};
 use sqlx::mysql::MySqlRow;
-use sqlx::{Decode as _, Row as _, ValueRef as _};
+use sqlx::{Decode, MySql, Row as _, ValueRef as _};
 
 /// A pending event as it came over the wire.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ pub(crate) fn bytes(row: &MySqlRow, column: usize) -> Result<Option<&[u8]>, sqlx
     if value.is_null() {
         return Ok(None);
     }
-    <&[u8]>::decode(value).map(Some).map_err(sqlx::Error::Decode)
+    <&[u8] as Decode<'_, MySql>>::decode(value).map(Some).map_err(sqlx::Error::Decode)
 }
 
 /// A column's text, whatever stands in it.
