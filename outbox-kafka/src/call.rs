@@ -158,8 +158,15 @@ impl<'a> Call<'a> {
         }
         match wire::defect(message) {
             Some(defect) => Err(defect),
-            None => Ok(self.producers.refusals().way(message.destination(), now)),
+            None => {
+                let has_room = self.careful_producer().is_some();
+                Ok(self.producers.refusals().way(message.destination(), now, has_room))
+            }
         }
+    }
+
+    fn careful_producer(&self) -> Option<&Arc<Live>> {
+        self.careful.as_ref().filter(|_| self.sent_carefully < MAX_CAREFUL)
     }
 
     fn send_one(&self, sender: &Sender<'_>, slot: SlotId, message: &Message) -> Result<(), Code> {
@@ -168,7 +175,7 @@ impl<'a> Call<'a> {
     }
 
     fn send_carefully(&mut self, message: &Message) -> Result<(), Failure> {
-        let Some(live) = self.careful.as_ref().filter(|_| self.sent_carefully < MAX_CAREFUL) else {
+        let Some(live) = self.careful_producer() else {
             return Err(later());
         };
         let slots = &live.context().slots;

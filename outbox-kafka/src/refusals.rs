@@ -65,13 +65,14 @@ impl Refusals {
         self.topics().values().filter(|trouble| trouble.closed.is_some()).count()
     }
 
-    /// What to do with a message to `topic`. A closed topic lets one message through per rest.
-    pub(crate) fn way(&self, topic: &str, now: Instant) -> Way {
+    /// What to do with a message to `topic`. A closed topic lets one message through per rest, to a call that has room for a
+    /// careful one.
+    pub(crate) fn way(&self, topic: &str, now: Instant, has_room: bool) -> Way {
         if self.is_empty() {
             return Way::Free;
         }
         match self.topics().get_mut(topic) {
-            Some(trouble) => trouble.way(now),
+            Some(trouble) => trouble.way(now, has_room),
             None => Way::Free,
         }
     }
@@ -98,10 +99,10 @@ impl Refusals {
 }
 
 impl Trouble {
-    fn way(&mut self, now: Instant) -> Way {
+    fn way(&mut self, now: Instant, has_room: bool) -> Way {
         let (rest, is_careful) = (self.rest(), self.is_careful(now));
         match &mut self.closed {
-            Some(closed) if now < closed.until => Way::Closed(closed.failure.clone()),
+            Some(closed) if now < closed.until || !has_room => Way::Closed(closed.failure.clone()),
             Some(closed) => {
                 // Should its answer not come, another one goes when this rest has passed.
                 closed.until = now + rest;
@@ -162,13 +163,22 @@ mod tests {
         refusals.failed("t", &refused(), now);
         for rest in [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0] {
             now += seconds(rest - 0.1);
-            assert_eq!(refusals.way("t", now), Way::Closed(refused()), "{rest}");
+            assert_eq!(refusals.way("t", now, true), Way::Closed(refused()), "{rest}");
             now += seconds(0.1);
-            assert_eq!(refusals.way("t", now), Way::Careful, "{rest}");
-            assert_eq!(refusals.way("t", now), Way::Closed(refused()), "{rest}");
+            assert_eq!(refusals.way("t", now, true), Way::Careful, "{rest}");
+            assert_eq!(refusals.way("t", now, true), Way::Closed(refused()), "{rest}");
             refusals.failed("t", &refused(), now);
         }
         assert_eq!(refusals.closed(), 1);
+    }
+
+    #[test]
+    fn a_call_without_room_does_not_use_up_the_probe() {
+        let (refusals, now) = (Refusals::default(), Instant::now());
+        refusals.failed("t", &refused(), now);
+        let now = now + seconds(1.0);
+        assert_eq!(refusals.way("t", now, false), Way::Closed(refused()));
+        assert_eq!(refusals.way("t", now, true), Way::Careful);
     }
 
     #[test]
@@ -176,7 +186,7 @@ mod tests {
         let (refusals, now) = (Refusals::default(), Instant::now());
         assert!(refusals.is_empty());
         refusals.failed("t", &refused(), now);
-        assert_eq!(refusals.way("u", now), Way::Free);
+        assert_eq!(refusals.way("u", now, true), Way::Free);
     }
 
     #[test]
@@ -184,11 +194,11 @@ mod tests {
         let (refusals, now) = (Refusals::default(), Instant::now());
         refusals.failed("t", &refused(), now);
         let now = now + seconds(1.0);
-        assert_eq!(refusals.way("t", now), Way::Careful);
+        assert_eq!(refusals.way("t", now, true), Way::Careful);
         refusals.confirmed("t");
-        assert_eq!(refusals.way("t", now), Way::Careful);
-        assert_eq!(refusals.way("t", now), Way::Careful);
-        assert_eq!(refusals.way("t", now + seconds(10.0)), Way::Free);
+        assert_eq!(refusals.way("t", now, true), Way::Careful);
+        assert_eq!(refusals.way("t", now, true), Way::Careful);
+        assert_eq!(refusals.way("t", now + seconds(10.0), true), Way::Free);
         assert_eq!(refusals.closed(), 0);
     }
 
@@ -198,16 +208,16 @@ mod tests {
         for _ in 0..100 {
             refusals.failed("t", &refused(), now);
         }
-        assert_eq!(refusals.way("t", now + seconds(1.0)), Way::Careful);
+        assert_eq!(refusals.way("t", now + seconds(1.0), true), Way::Careful);
     }
 
     #[test]
     fn a_probe_without_an_answer_is_followed_by_another_after_a_rest() {
         let (refusals, now) = (Refusals::default(), Instant::now());
         refusals.failed("t", &refused(), now);
-        assert_eq!(refusals.way("t", now + seconds(1.0)), Way::Careful);
-        assert_eq!(refusals.way("t", now + seconds(1.9)), Way::Closed(refused()));
-        assert_eq!(refusals.way("t", now + seconds(2.0)), Way::Careful);
+        assert_eq!(refusals.way("t", now + seconds(1.0), true), Way::Careful);
+        assert_eq!(refusals.way("t", now + seconds(1.9), true), Way::Closed(refused()));
+        assert_eq!(refusals.way("t", now + seconds(2.0), true), Way::Careful);
     }
 
     #[test]
@@ -216,12 +226,16 @@ mod tests {
         for careful in [10.0, 20.0, 40.0] {
             refusals.failed("t", &too_large(), now);
             refusals.failed("t", &too_large(), now);
-            assert_eq!(refusals.way("t", now), Way::Careful);
-            assert_eq!(refusals.way("t", now + seconds(careful - 0.1)), Way::Careful, "{careful}");
+            assert_eq!(refusals.way("t", now, true), Way::Careful);
+            assert_eq!(
+                refusals.way("t", now + seconds(careful - 0.1), true),
+                Way::Careful,
+                "{careful}"
+            );
             now += seconds(careful);
-            assert_eq!(refusals.way("t", now), Way::Free, "{careful}");
+            assert_eq!(refusals.way("t", now, true), Way::Free, "{careful}");
         }
         refusals.failed("t", &too_large(), now + MEMORY);
-        assert_eq!(refusals.way("t", now + MEMORY + seconds(10.0)), Way::Free, "forgotten");
+        assert_eq!(refusals.way("t", now + MEMORY + seconds(10.0), true), Way::Free, "forgotten");
     }
 }
