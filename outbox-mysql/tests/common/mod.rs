@@ -1,6 +1,7 @@
 //! Servers and a harness that all tests of this crate share.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use std::str::FromStr as _;
 use std::sync::{Arc, OnceLock};
 
 use outbox_conformance::{
@@ -11,7 +12,7 @@ use outbox_mysql::{
     DeadLetterFilter, DeadLetters, MySqlConfig, MySqlInbox, MySqlOutbox, MySqlStore, PayloadType,
     Schema,
 };
-use sqlx::mysql::MySqlPoolOptions;
+use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, MySql, MySqlConnection, MySqlPool, Transaction};
 use uuid::Uuid;
 use xtask::services;
@@ -95,7 +96,14 @@ impl Harness {
         let store = Arc::new(MySqlStore::new(config.clone()));
         // Only then it knows whether the server tells of writers.
         store.probe(0).await.unwrap();
-        let pool = MySqlPoolOptions::new().connect_lazy(&format!("{base}/{name}")).unwrap();
+        // Nothing that sqlx would set: the application's sessions are as the server makes them.
+        let application = MySqlConnectOptions::from_str(&format!("{base}/{name}"))
+            .unwrap()
+            .timezone(None)
+            .set_names(false)
+            .pipes_as_concat(false)
+            .no_engine_substitution(false);
+        let pool = MySqlPoolOptions::new().connect_lazy_with(application);
         Self { letters: DeadLetters::new(&config), store, config, payload, pool, name, user }
     }
 
