@@ -130,6 +130,13 @@ mod tests {
     }
 
     #[test]
+    fn a_bounded_claim_goes_on_from_what_was_read_unless_more_of_that_is_safe_by_now() {
+        let mut lane = lane();
+        lane.advance(LaneRead::ToEnd, 9, 3, 9);
+        assert_eq!((lane.next_from(3), lane.next_from(5)), (9, 3));
+    }
+
+    #[test]
     fn distrust_takes_back_both_marks() {
         let mut lane = lane();
         lane.advance(LaneRead::ToEnd, 9, 9, 9);

@@ -361,6 +361,12 @@ async fn a_sweep_goes_through_a_large_table_in_parts() {
     };
     stage.relay().with_pipeline(orders()).run(mine).await.unwrap();
     assert_eq!(stage.arrived(), ["other", "1", "2"]);
+    let claims = stage.script.claims();
+    let is_later_part =
+        |claim: &ClaimRequest| claim.lanes.iter().all(|cursor| cursor.read == 0 && cursor.from > 0);
+    assert!(claims.iter().filter(|claim| is_later_part(claim)).count() > 2, "it came in parts");
+    let in_a_row = claims.windows(2).any(|two| two.iter().all(is_later_part));
+    assert!(!in_a_row, "between two parts a claim has its turn");
 }
 
 async fn write_foreign(stage: &Stage, count: usize) {
