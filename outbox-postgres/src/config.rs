@@ -32,6 +32,7 @@ pub struct PostgresConfig {
     pub(crate) connect_timeout: Duration,
     pub(crate) statement_timeout: Duration,
     pub(crate) lock_timeout: Duration,
+    pub(crate) migrate_timeout: Duration,
 }
 
 /// The type of the payload column, chosen when the table is created.
@@ -112,9 +113,10 @@ impl PostgresConfig {
             pooled: false,
             pin_timeline: false,
             pool_size: 5,
-            connect_timeout: Duration::from_secs(5),
-            statement_timeout: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(3),
+            statement_timeout: Duration::from_secs(4),
             lock_timeout: Duration::from_secs(2),
+            migrate_timeout: Duration::from_secs(300),
         }
     }
 
@@ -194,21 +196,23 @@ impl PostgresConfig {
         self
     }
 
-    /// Connections of one store at most; a relay needs three a pipeline. Default: 5.
+    /// Connections of one store at most, at least 2: one of them serves leases and nothing else, so that slow claims
+    /// and settlements cannot cost a lease. A relay needs four a pipeline. Default: 5.
     #[must_use]
     pub fn pool_size(mut self, pool_size: u32) -> Self {
-        self.pool_size = pool_size.max(1);
+        self.pool_size = pool_size.max(2);
         self
     }
 
-    /// How long to wait for a connection. Default: 5 s.
+    /// How long to wait for a connection. Default: 3 s.
     #[must_use]
     pub fn connect_timeout(mut self, connect_timeout: Duration) -> Self {
         self.connect_timeout = connect_timeout;
         self
     }
 
-    /// How long one statement of the relay may run on the server. Default: 30 s.
+    /// How long one statement may run on the server. Default: 4 s, just below the relay's own deadline
+    /// (`Timing::statement_deadline`), so that the error tells the reason, and nothing runs on that nobody waits for.
     #[must_use]
     pub fn statement_timeout(mut self, statement_timeout: Duration) -> Self {
         self.statement_timeout = statement_timeout;
@@ -220,6 +224,14 @@ impl PostgresConfig {
     #[must_use]
     pub fn lock_timeout(mut self, lock_timeout: Duration) -> Self {
         self.lock_timeout = lock_timeout;
+        self
+    }
+
+    /// How long one statement of [`Schema::migrate`](crate::Schema::migrate) and `adopt` may run: building an index on
+    /// a full table, or waiting for another migration. Default: 5 min.
+    #[must_use]
+    pub fn migrate_timeout(mut self, migrate_timeout: Duration) -> Self {
+        self.migrate_timeout = migrate_timeout;
         self
     }
 
@@ -247,6 +259,7 @@ impl fmt::Debug for PostgresConfig {
             .field("connect_timeout", &self.connect_timeout)
             .field("statement_timeout", &self.statement_timeout)
             .field("lock_timeout", &self.lock_timeout)
+            .field("migrate_timeout", &self.migrate_timeout)
             .finish()
     }
 }

@@ -9,19 +9,23 @@ use outbox_core::StoreError;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres};
+use tokio::sync::oneshot;
 
 use crate::PostgresConfig;
 use crate::error::{spoils_connection, store_error};
 
 /// What a client waits beyond the server's own time limit before it gives the connection up.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_millis(500);
+/// What is left to a statement whose caller has given up: most end by then, and their connection stays of use.
+const GIVEN_UP: Duration = Duration::from_millis(500);
 /// A connection that was idle for longer is tested before it is used.
 const TEST_AFTER_IDLE: Duration = Duration::from_secs(1);
 
-/// The connections of one store.
+/// A store's connections for one purpose.
 ///
 /// Every statement runs in a task of its own, so that dropping the caller's future cannot leave a half-read connection
-/// or an open transaction in the pool; a connection that misses its deadline is closed, never handed on.
+/// or an open transaction in the pool. A connection that misses its deadline, or whose caller has gone and that is not
+/// done soon, is closed, never handed on; what the server still does for it ends with its own time limit.
 #[derive(Clone)]
 pub(crate) struct Database {
     pool: PgPool,
@@ -34,11 +38,12 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    pub(crate) fn new(config: &PostgresConfig) -> Self {
+    /// At most so many connections, opened when they are needed.
+    pub(crate) fn new(config: &PostgresConfig, connections: u32) -> Self {
         let broken = Arc::new(Mutex::new(None::<Instant>));
         let suspects = Arc::clone(&broken);
         let pool = PgPoolOptions::new()
-            .max_connections(config.pool_size)
+            .max_connections(connections)
             .acquire_timeout(config.connect_timeout)
             .test_before_acquire(false)
             .before_acquire(move |connection, meta| {
@@ -71,7 +76,7 @@ impl Database {
         sqlx::query(AssertSqlSafe(Arc::clone(sql))).persistent(self.begin.is_none())
     }
 
-    /// Runs one statement. Cancel safe: the statement goes on and its connection is clean afterwards.
+    /// Runs one statement. Cancel safe: its connection is clean afterwards, or closed.
     pub(crate) async fn run<T, F>(&self, action: &'static str, work: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -128,12 +133,22 @@ impl Database {
             + 'static,
     {
         let (pool, deadline, broken) = (self.pool.clone(), self.deadline, self.broken.clone());
+        // Dropped with this future.
+        let (_caller, mut gone) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
-            let mut connection = pool.acquire().await?;
-            let done =
-                tokio::time::timeout(deadline, attempt(&mut connection, begin, spoiled, work))
-                    .await;
-            let result = done.unwrap_or_else(|_| Err(timed_out()));
+            let mut connection = tokio::select! {
+                acquired = pool.acquire() => acquired?,
+                _ = &mut gone => return Err(timed_out()),
+            };
+            let given_up = async {
+                let _ = gone.await;
+                tokio::time::sleep(GIVEN_UP).await;
+            };
+            let result = tokio::select! {
+                done = attempt(&mut connection, begin, spoiled, work) => done,
+                () = tokio::time::sleep(deadline) => Err(timed_out()),
+                () = given_up => Err(timed_out()),
+            };
             if result.as_ref().is_err_and(spoils_connection) {
                 *broken.lock().expect("no panic under the lock") = Some(Instant::now());
             }

@@ -115,7 +115,7 @@ impl DeadLetters {
     #[must_use]
     pub fn new(config: &PostgresConfig) -> Self {
         Self {
-            database: Database::new(config),
+            database: Database::new(config, config.pool_size),
             statements: DeadStatements::new(config),
             payload: config.payload,
         }

@@ -21,8 +21,9 @@ impl Schema {
     /// The tables that `config` names.
     #[must_use]
     pub fn new(config: PostgresConfig) -> Self {
-        let database = Database::new(&config);
-        Self { config, database }
+        let mut patient = config.clone();
+        patient.statement_timeout = config.migrate_timeout;
+        Self { database: Database::new(&patient, 1), config }
     }
 
     pub(crate) fn on(config: PostgresConfig, database: Database) -> Self {

@@ -29,6 +29,8 @@ const JOIN_LEASE: Duration = Duration::from_secs(10);
 pub struct PostgresStore {
     config: PostgresConfig,
     database: Database,
+    /// One connection of their own.
+    leases: Database,
     statements: Statements,
     row_bytes: claim::RowBytes,
 }
@@ -38,7 +40,8 @@ impl PostgresStore {
     #[must_use]
     pub fn new(config: PostgresConfig) -> Self {
         Self {
-            database: Database::new(&config),
+            database: Database::new(&config, config.pool_size - 1),
+            leases: Database::new(&config, 1),
             statements: Statements::new(&config),
             row_bytes: claim::RowBytes::default(),
             config,
@@ -48,14 +51,14 @@ impl PostgresStore {
     /// Enters the worker, unless its types overlap with those of another live pipeline.
     async fn enrol(&self, worker: &Worker, lanes: u16, lease: Duration) -> Result<(), StoreError> {
         let (lock, others) = (
-            self.database.query(&self.statements.lock_joins),
-            self.database.query(&self.statements.live_pipelines),
+            self.leases.query(&self.statements.lock_joins),
+            self.leases.query(&self.statements.live_pipelines),
         );
-        let create = self.database.query(&self.statements.create_lanes);
-        let enrol = self.database.query(&self.statements.enrol);
+        let create = self.leases.query(&self.statements.create_lanes);
+        let enrol = self.leases.query(&self.statements.enrol);
         let Worker { id, name, pipeline, .. } = worker.clone();
         let overlap = self
-            .database
+            .leases
             .transaction("join", move |connection| {
                 Box::pin(async move {
                     lock.execute(&mut *connection).await?;
@@ -115,21 +118,21 @@ impl Store for PostgresStore {
     }
 
     async fn heartbeat(&self, worker: &Worker, lease: Duration) -> Result<Leases, StoreError> {
-        let beat = self.database.query(&self.statements.beat).bind(worker.id).bind(millis(lease));
+        let beat = self.leases.query(&self.statements.beat).bind(worker.id).bind(millis(lease));
         let beat = self
-            .database
+            .leases
             .run("extend the lease on", move |connection| Box::pin(beat.execute(connection)))
             .await?;
         if beat.rows_affected() == 0 {
-            // Buried, or never entered: it owns nothing, and its types may overlap by now.
+            // Run out, buried, or never entered: its types may overlap with somebody's by now.
             self.enrol(worker, self.config.lanes, lease).await?;
         }
         let leases = self
-            .database
+            .leases
             .query(&self.statements.leases)
             .bind(worker.id)
             .bind(worker.pipeline.name().to_owned());
-        self.database
+        self.leases
             .run("read the leases of", move |connection| {
                 Box::pin(async move { leases_of(&leases.fetch_one(connection).await?) })
             })
@@ -139,18 +142,18 @@ impl Store for PostgresStore {
     async fn acquire(&self, worker: &Worker, count: u16) -> Result<(), StoreError> {
         let pipeline = worker.pipeline.name();
         let bury =
-            self.database.query(&self.statements.bury).bind(worker.id).bind(pipeline.to_owned());
-        self.database
+            self.leases.query(&self.statements.bury).bind(worker.id).bind(pipeline.to_owned());
+        self.leases
             .run("bury expired workers of", move |connection| Box::pin(bury.execute(connection)))
             .await?;
         let take = self
-            .database
+            .leases
             .query(&self.statements.take)
             .bind(worker.id)
             .bind(pipeline.to_owned())
             .bind(i64::from(count));
         let taken = self
-            .database
+            .leases
             .run("take lanes of", move |connection| {
                 Box::pin(async move {
                     match take.execute(connection).await {
@@ -176,20 +179,20 @@ impl Store for PostgresStore {
 
     async fn release(&self, worker: &Worker, lanes: &[LaneId]) -> Result<(), StoreError> {
         let release = self
-            .database
+            .leases
             .query(&self.statements.release)
             .bind(worker.id)
             .bind(worker.pipeline.name().to_owned())
             .bind(lanes.iter().map(|lane| int2(*lane)).collect::<Vec<_>>());
-        self.database
+        self.leases
             .run("release lanes of", move |connection| Box::pin(release.execute(connection)))
             .await?;
         Ok(())
     }
 
     async fn leave(&self, worker: &Worker) -> Result<(), StoreError> {
-        let leave = self.database.query(&self.statements.leave).bind(worker.id);
-        self.database
+        let leave = self.leases.query(&self.statements.leave).bind(worker.id);
+        self.leases
             .run("sign off from", move |connection| Box::pin(leave.execute(connection)))
             .await?;
         Ok(())

@@ -6,6 +6,7 @@ mod common;
 mod connection;
 mod dead;
 mod dead_link;
+mod deadline;
 mod inbox;
 mod leases;
 mod probe;
