@@ -110,6 +110,7 @@ macro_rules! store_conformance {
             a_buried_worker_owns_nothing,
             a_heartbeat_counts_the_living,
             overlapping_filters_are_refused,
+            a_lease_that_ran_out_is_not_extended_into_an_overlap,
             pipelines_do_not_see_each_others_leases,
             a_settle_is_all_or_nothing_per_lane,
             one_settle_writes_many_lanes,

@@ -55,11 +55,13 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(1)
     }
 
-    /// Extends the worker's lease by `lease` from now, and returns what it owns: that list is the truth.
+    /// Extends the worker's lease by `lease` from now, and returns what it owns: that list is the truth. A lease that has
+    /// run out begins anew, with the lanes that nobody has taken.
     ///
     /// # Errors
     ///
     /// `Unavailable` when the database does not answer; the lease may or may not have been extended then.
+    /// `Misconfigured` when the lease had run out, and a pipeline whose type filter overlaps has live workers by now.
     async fn heartbeat(&self, worker: &Worker, lease: Duration) -> Result<Leases, StoreError> {
         let _ = (worker, lease);
         Ok(Leases::sole_owner())

@@ -135,9 +135,14 @@ fn lock_joins(Names { workers, .. }: &Names) -> String {
 }
 
 /// The other pipelines that have live workers, and their types. `$1` pipeline.
+///
+/// Locked first, looked at then: a heartbeat that is under way is waited for, and one that comes later waits and finds
+/// this join. Only so can two pipelines not each have found the other dead.
 fn live_pipelines(Names { workers, .. }: &Names) -> String {
     format!(
-        "select distinct pipeline, types_rule, types from {workers} where pipeline <> $1 and {LIVE}"
+        "with others as materialized (
+           select pipeline, types_rule, types, lease_until from {workers} where pipeline <> $1 order by worker for share)
+         select distinct pipeline, types_rule, types from others where {LIVE}"
     )
 }
 
@@ -159,10 +164,15 @@ fn enrol(Names { workers, .. }: &Names) -> String {
 
 // Leases. Lock order everywhere: workers, lanes by number, events.
 
-/// Extends a lease; commits by itself, so that nobody's lock on a lane can cost it. `$1` worker, `$2` lease in ms.
+/// Extends a lease that has not run out; commits by itself, so that nobody's lock on a lane can cost it. `$1` worker,
+/// `$2` lease in ms.
+///
+/// Locked first, looked at then, as in [`live_pipelines`].
 fn beat(Names { workers, .. }: &Names) -> String {
     format!(
-        "update {workers} set lease_until = clock_timestamp() + $2 * interval '1 millisecond' where worker = $1"
+        "with me as materialized (select worker, lease_until from {workers} where worker = $1 for update)
+         update {workers} w set lease_until = clock_timestamp() + $2 * interval '1 millisecond'
+           from (select worker from me where {LIVE}) me where w.worker = me.worker"
     )
 }
 

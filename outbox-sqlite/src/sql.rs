@@ -31,6 +31,7 @@ pub(crate) struct Sql {
     pub(crate) insert_text: String,
     pub(crate) first_seen: SqlStr,
     pub(crate) overlapping: SqlStr,
+    pub(crate) is_live: SqlStr,
     pub(crate) register: SqlStr,
     pub(crate) add_lane: SqlStr,
     pub(crate) owned: SqlStr,
@@ -95,6 +96,9 @@ impl Sql {
             // Leases. One row per worker carries the lease; lane rows change with ownership only.
             overlapping: safe(format!(
                 "select pipeline, types from {workers} where pipeline <> ?1 and lease_until >= {NOW}"
+            )),
+            is_live: safe(format!(
+                "select 1 from {workers} where worker = ?1 and lease_until >= {NOW}"
             )),
             register: safe(format!(
                 "insert into {workers} (worker, pipeline, name, types, lease_until)

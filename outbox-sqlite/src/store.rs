@@ -77,6 +77,7 @@ impl SqliteStore {
         transaction.commit().await.map_err(self.failed("commit to"))
     }
 
+    /// Refuses to work beside another live pipeline with types of ours.
     async fn refuse_overlap(
         &self,
         transaction: &mut Transaction<'static, Sqlite>,
@@ -151,6 +152,15 @@ impl Store for SqliteStore {
     async fn heartbeat(&self, worker: &Worker, lease: Duration) -> Result<Leases, StoreError> {
         let (me, pipeline) = (worker.id.to_string(), worker.pipeline.name().to_owned());
         let mut transaction = self.write().await?;
+        let live = sqlx::query(self.sql.is_live.clone())
+            .bind(me.clone())
+            .fetch_optional(&mut *transaction)
+            .await
+            .map_err(self.failed("read the workers of"))?;
+        if live.is_none() {
+            // Run out, buried, or never entered: its types may overlap with somebody's by now.
+            self.refuse_overlap(&mut transaction, &worker.pipeline).await?;
+        }
         self.register(&mut transaction, worker, lease).await?;
         let owned = sqlx::query_as::<_, (u16, Epoch, u16)>(self.sql.owned.clone())
             .bind(pipeline.clone())

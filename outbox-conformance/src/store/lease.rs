@@ -14,7 +14,7 @@ use super::owner::{
 use crate::support::{eventually, falls_away};
 
 /// A lease that runs out while a rule runs.
-const SHORT_LEASE: Duration = Duration::from_millis(300);
+pub(super) const SHORT_LEASE: Duration = Duration::from_millis(300);
 
 /// Joining twice is joining once, and tells how many lanes there are.
 pub async fn join_is_idempotent(harness: &dyn StoreHarness) {

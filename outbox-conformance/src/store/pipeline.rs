@@ -3,9 +3,9 @@
 use outbox_core::{Pipeline, StoreErrorKind, TypeFilter, Worker};
 
 use super::StoreHarness;
-use super::lease::NO_LEASES;
+use super::lease::{NO_LEASES, SHORT_LEASE};
 use super::owner::{LEASE, Owner, commit, event_of, ids_of, pipeline};
-use crate::support::falls_away;
+use crate::support::{eventually, falls_away};
 
 /// A pipeline that shares an aggregate type with another one that has workers is refused, until they are gone.
 pub async fn overlapping_filters_are_refused(harness: &dyn StoreHarness) {
@@ -29,6 +29,30 @@ pub async fn overlapping_filters_are_refused(harness: &dyn StoreHarness) {
     store.heartbeat(&orders, LEASE).await.expect("heartbeat works");
     let rest = Worker::new(named("rest", TypeFilter::Except(types("order"))), "conformance");
     store.join(&rest).await.expect("disjoint filters are fine");
+}
+
+/// A worker whose lease ran out comes back only when no overlapping pipeline has begun to work meanwhile: frozen for
+/// longer than its lease, it would otherwise relay the same events beside the other for ever. H024
+pub async fn a_lease_that_ran_out_is_not_extended_into_an_overlap(harness: &dyn StoreHarness) {
+    if !harness.store().capabilities().leases {
+        return falls_away("a_lease_that_ran_out_is_not_extended_into_an_overlap", NO_LEASES);
+    }
+    let mut all = Owner::new(harness).await;
+    let lanes = all.lanes.clone();
+    all.beat(SHORT_LEASE).await;
+    let store = harness.second_store().await;
+    let orders = Worker::new(named("orders", only("order")), "conformance");
+    eventually("the lease runs out", || async { store.join(&orders).await.ok() }).await;
+    store.heartbeat(&orders, LEASE).await.expect("heartbeat works");
+
+    let late = all.store.heartbeat(&all.worker, LEASE).await;
+    let error = late.expect_err("`orders` relays some of its types by now");
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
+    store.join(&orders).await.expect("the lease was not extended");
+
+    store.leave(&orders).await.expect("leave works");
+    all.beat(LEASE).await;
+    assert_eq!(all.lanes, lanes, "nobody has buried it, so it has lost nothing");
 }
 
 /// Pipelines with disjoint filters each own every lane, and claim and settle beside each other.

@@ -56,6 +56,7 @@ bites! { store,
     a_buried_worker_that_owns: a_buried_worker_owns_nothing on broken(How::RemembersLeases);
     a_heartbeat_that_sees_itself_only: a_heartbeat_counts_the_living on broken(How::CountsItself);
     an_overlap_that_is_allowed: overlapping_filters_are_refused on broken(How::JoinsAnything);
+    a_heartbeat_that_always_extends: a_lease_that_ran_out_is_not_extended_into_an_overlap on broken(How::AlwaysExtends);
     leases_across_pipelines: pipelines_do_not_see_each_others_leases on broken(How::OnePipeline);
     a_settle_that_needs_every_lane: a_settle_is_all_or_nothing_per_lane on broken(How::AllLanesOrNone);
     a_settle_without_a_fence: a_settle_is_all_or_nothing_per_lane on broken(How::NoFence);
@@ -112,6 +113,7 @@ enum How {
     RemembersLeases,
     CountsItself,
     JoinsAnything,
+    AlwaysExtends,
     OnePipeline,
     AllLanesOrNone,
     FirstLaneOnly,
@@ -342,7 +344,8 @@ impl Store for Broken {
     }
 
     async fn heartbeat(&self, worker: &Worker, lease: Duration) -> Result<Leases, StoreError> {
-        let mut leases = self.table.heartbeat(&self.worker(worker), lease).await?;
+        let beat = self.table.heartbeat(&self.worker(worker), lease).await;
+        let mut leases = if self.is(How::AlwaysExtends) { beat.unwrap_or_default() } else { beat? };
         self.spoil_leases(worker, &mut leases);
         Ok(leases)
     }

@@ -39,6 +39,10 @@ impl PipelineLeases {
         self.live().next().is_some()
     }
 
+    pub(super) fn is_live(&self, id: Uuid) -> bool {
+        self.live().any(|worker| worker.id == id)
+    }
+
     /// Registers or extends. A worker whose lease ran out, but whom nobody has buried, has lost nothing.
     pub(super) fn heartbeat(&mut self, id: Uuid, lease: Duration) -> Leases {
         let until = Instant::now() + lease;

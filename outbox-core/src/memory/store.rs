@@ -221,7 +221,7 @@ impl Store for MemoryStore {
         if !table.capabilities.leases {
             return Ok(Leases::sole_owner());
         }
-        Ok(table.pipeline(&worker.pipeline).heartbeat(worker.id, lease))
+        table.heartbeat(worker, lease)
     }
 
     async fn acquire(&self, worker: &Worker, count: u16) -> Result<(), StoreError> {

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use super::lease::PipelineLeases;
 use super::row::{NEVER, Row, insert_of};
 use crate::{
-    Backlog, Capabilities, Due, EventId, EventRow, LaneId, NewEvent, OpenWriter, Pipeline,
-    Position, Probe, Receipt, Settled, Settlements, Snapshot, StoreError, Watermark,
+    Backlog, Capabilities, Due, EventId, EventRow, LaneId, Leases, NewEvent, OpenWriter, Pipeline,
+    Position, Probe, Receipt, Settled, Settlements, Snapshot, StoreError, Watermark, Worker,
 };
 
 /// When the clock of every table starts: a fixed time, so that a run can be repeated. Microseconds since 1970.
@@ -140,6 +140,24 @@ impl Table {
 // The relay's side.
 impl Table {
     pub(super) fn join(&mut self, pipeline: &Pipeline) -> Result<u16, StoreError> {
+        self.refuse_overlap(pipeline)?;
+        self.pipeline(pipeline).types = pipeline.types().clone();
+        Ok(self.lanes)
+    }
+
+    /// Extends a live lease; another begins anew only where no other pipeline has begun to work on its types meanwhile.
+    pub(super) fn heartbeat(
+        &mut self,
+        worker: &Worker,
+        lease: Duration,
+    ) -> Result<Leases, StoreError> {
+        if !self.pipeline(&worker.pipeline).is_live(worker.id) {
+            self.refuse_overlap(&worker.pipeline)?;
+        }
+        Ok(self.pipeline(&worker.pipeline).heartbeat(worker.id, lease))
+    }
+
+    fn refuse_overlap(&self, pipeline: &Pipeline) -> Result<(), StoreError> {
         for (name, other) in &self.pipelines {
             if name != pipeline.name()
                 && other.has_live_workers()
@@ -151,8 +169,7 @@ impl Table {
                 )));
             }
         }
-        self.pipeline(pipeline).types = pipeline.types().clone();
-        Ok(self.lanes)
+        Ok(())
     }
 
     pub(super) fn pipeline(&mut self, pipeline: &Pipeline) -> &mut PipelineLeases {

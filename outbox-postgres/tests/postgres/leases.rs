@@ -194,6 +194,35 @@ async fn of_two_overlapping_pipelines_that_join_at_once_one_is_refused() {
     assert_eq!(joined.iter().filter(|joined| **joined).count(), 1, "{joined:?}");
 }
 
+/// A lease that ran out is not extended past a join that found it dead, nor a join let in past a lease that was
+/// extended: whichever comes second waits for the first. H024
+#[tokio::test]
+async fn a_heartbeat_and_a_join_see_each_other() {
+    let outbox = Outbox::new().await;
+    let store = std::sync::Arc::new(outbox.store());
+    let all = worker("all");
+    store.join(&all).await.unwrap();
+    let orders = TypeFilter::Only(["order".to_owned()].into());
+    let orders = Worker::new(Pipeline::with_types("orders", orders).unwrap(), "orders");
+
+    // A heartbeat is under way: it found the lease live, which has run out since.
+    let mut beating = outbox.session().await;
+    outbox.execute("update outbox_workers set lease_until = clock_timestamp()").await;
+    run(
+        &mut beating,
+        "begin; update outbox_workers set lease_until = clock_timestamp() + interval '30 s'",
+    )
+    .await;
+    let joining = tokio::spawn({
+        let (store, orders) = (store.clone(), orders.clone());
+        async move { store.join(&orders).await }
+    });
+    outbox.wait_for_lock_waiter().await;
+    run(&mut beating, "commit").await;
+    let error = joining.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
+}
+
 /// H158: a dropped heartbeat, claim or settle leaves the pool usable and no transaction open. B208
 #[tokio::test]
 async fn a_dropped_call_leaves_no_trace_in_the_pool() {
