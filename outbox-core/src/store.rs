@@ -129,7 +129,8 @@ pub trait Store: fmt::Debug + Send + Sync {
         std::future::pending::<()>().await;
     }
 
-    /// Figures for metrics; counts stop at `cap` so that a large backlog costs no more than a small one.
+    /// Figures for metrics; counts stop at `cap` so that a large backlog costs no more than a small one. A store may stop
+    /// looking behind ten times as many rows of other pipelines, and then counts too few.
     ///
     /// # Errors
     ///

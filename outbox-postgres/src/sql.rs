@@ -417,6 +417,9 @@ fn probe(Names { live, .. }: &Names) -> String {
 }
 
 /// Figures of one pipeline. `$1` cap, then the filter's types.
+///
+/// Rows that do not count (of other pipelines, or scheduled) are read up to ten times the cap, so that a full table costs
+/// no more than a busy one.
 fn backlog(names: &Names, types: Types) -> String {
     let Names { live, dead, archive, inbox, .. } = names;
     let of_types = types.condition("o", 2);
@@ -430,13 +433,19 @@ fn backlog(names: &Names, types: Types) -> String {
     let (size_live, size_dead) = (plain_size(live), plain_size(dead));
     let (size_archive, size_inbox) = (size(archive), plain_size(inbox));
     format!(
-        "select (select count(*) from (select from {live} o where true {of_types} limit $1) p) as pending,
-                (select (extract(epoch from clock_timestamp() - o.created_at) * 1000000)::int8 from {live} o
+        "select (select count(*) from (
+                   select from (select aggregatetype from {live} order by position limit $1 * 10) o
+                    where true {of_types} limit $1) p) as pending,
+                (select (extract(epoch from clock_timestamp() - o.created_at) * 1000000)::int8
+                   from (select * from {live} order by position limit $1 * 10) o
                   where (o.due_at is null or o.due_at <= statement_timestamp()) {of_types}
                   order by o.position limit 1) as oldest,
-                (select count(*) from (select from {live} o
-                                        where {BLOCKED} {of_types} limit $1) b) as blocked,
-                (select count(*) from (select from {dead} o where true {of_types} limit $1) d) as dead,
+                (select count(*) from (
+                   select from (select aggregatetype from {live} where {BLOCKED} limit $1 * 10) o
+                    where true {of_types} limit $1) b) as blocked,
+                (select count(*) from (
+                   select from (select aggregatetype from {dead} order by entry limit $1 * 10) o
+                    where true {of_types} limit $1) d) as dead,
                 {size_live} as live_bytes, {size_dead} as dead_bytes,
                 {size_archive} as archive_bytes, {size_inbox} as inbox_bytes"
     )

@@ -216,7 +216,7 @@ impl Store for PostgresStore {
     }
 
     async fn backlog(&self, pipeline: &Pipeline, cap: u64) -> Result<Option<Backlog>, StoreError> {
-        let cap = i64::try_from(cap).unwrap_or(i64::MAX);
+        let cap = i64::try_from(cap).unwrap_or(i64::MAX).min(i64::MAX / 10);
         let mut backlog = self.database.query(self.statements.backlog(pipeline.types())).bind(cap);
         if let Some(types) = types_of(pipeline.types()) {
             backlog = backlog.bind(types);

@@ -275,7 +275,8 @@ impl Sql {
         ))
     }
 
-    /// Figures of the table, each counted up to ?2.
+    /// Figures of the table, each counted up to ?2. Rows that do not count (of other pipelines, or scheduled) are read
+    /// up to ten times as many, so that a full table costs no more than a busy one.
     pub(crate) fn backlog(&self, types: &TypeFilter) -> SqlStr {
         let table = &self.table;
         let of_types = match types {
@@ -285,17 +286,28 @@ impl Sql {
         };
         safe(format!(
             "select
-               (select count(*) from (select 1 from \"{table}\" where {of_types} limit ?2)),
+               (select count(*) from (
+                  select 1 from (select aggregatetype from \"{table}\" order by position limit ?2 * 10)
+                   where {of_types} limit ?2)),
                (select {NOW} - min(created_at) from (
-                  select * from (select created_at from \"{table}\" where due_at is null and {of_types}
-                                  order by position limit 1)
+                  select * from (
+                    select created_at from (
+                      select created_at, due_at, aggregatetype from \"{table}\" order by position limit ?2 * 10)
+                     where due_at is null and {of_types} limit 1)
                   union all
-                  select * from (select created_at from \"{table}\" indexed by \"{table}_due\"
-                                  where due_at is not null and due_at <= {NOW} and {of_types}
-                                  order by due_at limit ?2))),
-               (select count(*) from (select 1 from \"{table}\" indexed by \"{table}_due\"
-                                       where due_at is not null and due_at = {NEVER} and {of_types} limit ?2)),
-               (select count(*) from (select 1 from \"{table}_dead\" where {of_types} limit ?2))"
+                  select * from (
+                    select created_at from (
+                      select created_at, aggregatetype from \"{table}\" indexed by \"{table}_due\"
+                       where due_at is not null and due_at <= {NOW} order by due_at limit ?2)
+                     where {of_types}))),
+               (select count(*) from (
+                  select 1 from (
+                    select aggregatetype from \"{table}\" indexed by \"{table}_due\"
+                     where due_at is not null and due_at = {NEVER} limit ?2 * 10)
+                   where {of_types} limit ?2)),
+               (select count(*) from (
+                  select 1 from (select aggregatetype from \"{table}_dead\" order by entry limit ?2 * 10)
+                   where {of_types} limit ?2))"
         ))
     }
 }

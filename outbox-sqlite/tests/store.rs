@@ -407,6 +407,21 @@ async fn the_figures_stop_at_the_cap() {
     assert_eq!(fixture.store.backlog(&main, 2).await.unwrap().unwrap().pending, 2);
 }
 
+/// Rows of other pipelines are not read without end. H078
+#[tokio::test]
+async fn the_backlog_of_one_type_looks_no_further_than_ten_times_its_cap() {
+    let fixture = fixture().await;
+    let bill = || NewEvent::builder("bill", "a", "Created").payload("{}").build().unwrap();
+    fixture.append(&(0..20).map(|_| bill()).collect::<Vec<_>>()).await;
+    fixture.append(&[event("a", "1")]).await;
+    let orders = Pipeline::with_types("orders", TypeFilter::Only(["order".to_owned()].into()));
+    let orders = orders.unwrap();
+    let backlog = async |cap| fixture.store.backlog(&orders, cap).await.unwrap().unwrap();
+    assert_eq!((backlog(2).await.pending, backlog(2).await.oldest), (0, None));
+    assert_eq!(backlog(3).await.pending, 1);
+    assert!(backlog(3).await.oldest.is_some());
+}
+
 /// H037: BUSY is an outage, not the fault of the data.
 #[tokio::test]
 async fn a_locked_file_is_unavailable_and_readers_do_not_wait() {
