@@ -34,9 +34,9 @@ impl RowBytes {
         }
     }
 
-    /// How many rows to ask for.
+    /// How many rows to ask for: somewhat fewer than fit, because what does not fit is read in vain.
     fn rows_within(&self, bytes: usize, limit: u32) -> u32 {
-        u32::try_from(bytes / self.get() + 1).map_or(limit, |rows| rows.min(limit))
+        u32::try_from(bytes / 10 * 9 / self.get() + 1).map_or(limit, |rows| rows.min(limit))
     }
 }
 
@@ -64,14 +64,15 @@ impl PostgresStore {
             .database
             .run_unless(
                 "claim from",
-                |found: &Found| found.stopped,
+                |found: &Found| found.left,
                 move |connection| {
                     Box::pin(async move {
                         let mut found = Found::new(budget, rows, row_bytes);
                         let mut stream = query.fetch(connection);
                         while let Some(row) = stream.try_next().await? {
                             found.add(&ClaimRow::read(&row, payload)?);
-                            if found.stopped && found.server.is_some() {
+                            if found.is_too_far_over() {
+                                found.left = true;
                                 break;
                             }
                         }
@@ -115,8 +116,10 @@ struct Found {
     fresh: u32,
     seen: usize,
     seen_bytes: usize,
-    /// The byte budget is used up, and rows may be left.
+    /// The byte budget is used up, and rows were left out.
     stopped: bool,
+    /// Not all rows were read: their connection is of no further use.
+    left: bool,
 }
 
 impl Found {
@@ -131,7 +134,13 @@ impl Found {
             seen: 0,
             seen_bytes: 0,
             stopped: false,
+            left: false,
         }
+    }
+
+    /// Whether a new connection costs less than reading the rest of the rows. The row about the server may come last.
+    fn is_too_far_over(&self) -> bool {
+        self.stopped && self.server.is_some() && self.seen_bytes > self.budget + self.budget / 2
     }
 
     fn add(&mut self, row: &ClaimRow<'_>) {

@@ -135,6 +135,30 @@ async fn a_claim_stops_at_its_byte_budget() {
     panic!("a claim that stopped early still runs");
 }
 
+/// H034: rows of uneven size do not cost a login each time the budget is used up.
+#[tokio::test]
+async fn a_claim_that_its_bytes_cut_keeps_the_connection() {
+    let outbox = Outbox::with(|config| config.pool_size(2)).await;
+    let store = outbox.store();
+    let sized = |n: usize| event(&n.to_string(), &format!("\"{}\"", "x".repeat(n * 997 % 8192)));
+    outbox.append(&(0..400).map(sized).collect::<Vec<_>>()).await;
+    let mut request = everything(16);
+    request.bytes = 64 << 10;
+    let began =
+        "select string_agg(backend_start::text, ' ' order by backend_start) from pg_stat_activity
+                  where datname = current_database() and application_name = 'outbox'";
+    // The first claims learn how large the rows are.
+    for _ in 0..8 {
+        store.claim(&request).await.unwrap();
+    }
+    let before = outbox.text(began).await;
+    for _ in 0..40 {
+        let claimed = store.claim(&request).await.unwrap();
+        assert!(claimed.events.len() > 8, "{} of about 15 rows", claimed.events.len());
+    }
+    assert_eq!(outbox.text(began).await, before, "sessions of the store");
+}
+
 /// B044: due rows cannot take the whole budget.
 #[tokio::test]
 async fn due_rows_leave_half_of_the_bytes_to_fresh_ones() {
