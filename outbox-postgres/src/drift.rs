@@ -12,6 +12,8 @@ use crate::sql::{catalog, ddl};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Drift {
+    /// Whether a promise depends on it: then no relay starts. Otherwise it costs time, and is for whoever runs the check.
+    pub hazard: bool,
     /// What: `column outbox.created_at: default`, say.
     pub what: String,
     /// How it is.
@@ -22,7 +24,11 @@ pub struct Drift {
 
 impl Drift {
     fn new(what: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> Self {
-        Self { what: what.into(), found: found.into(), expected: expected.into() }
+        Self { hazard: true, what: what.into(), found: found.into(), expected: expected.into() }
+    }
+
+    fn advice(self) -> Self {
+        Self { hazard: false, ..self }
     }
 
     pub(crate) fn missing(table: &str) -> Self {
@@ -49,7 +55,7 @@ pub(crate) async fn find(
     }
     let found = all(connection, catalog::indexes(&names)).await?;
     compare_indexes(config, &names, &found, &mut drift)?;
-    for row in all(connection, catalog::hazards(&names)).await? {
+    for row in all(connection, catalog::hazards(config)).await? {
         drift.push(Drift::new(
             row.try_get::<String, _>("what")?,
             row.try_get::<String, _>("found")?,
@@ -210,7 +216,7 @@ fn compare_indexes(
     rows: &[PgRow],
     drift: &mut Vec<Drift>,
 ) -> Result<(), sqlx::Error> {
-    let mut expected = vec![
+    let mut hazards = vec![
         ("", "primary key (position)"),
         ("", "index (lane, position)"),
         (
@@ -221,14 +227,15 @@ fn compare_indexes(
         ("_workers", "primary key (worker)"),
         ("_lanes", "primary key (pipeline, lane)"),
         ("_dead", "primary key (entry)"),
-        ("_dead", "index (died_at)"),
-        ("_archive", "index (id)"),
         ("_inbox", "primary key (consumer, event_id)"),
     ];
     if config.unique_id {
-        expected.push(("", "unique index (id)"));
+        hazards.push(("", "unique index (id)"));
     }
-    for (suffix, index) in expected {
+    // They serve operators only.
+    let advice = [("_dead", "index (died_at)"), ("_archive", "index (id)")];
+    let expected = hazards.into_iter().map(|index| (index, true));
+    for ((suffix, index), hazard) in expected.chain(advice.map(|index| (index, false))) {
         let table = names.plain(suffix);
         let mut found = false;
         for row in rows {
@@ -236,8 +243,8 @@ fn compare_indexes(
                 && row.try_get::<&str, _>("definition")? == index;
         }
         if !found {
-            let what = format!("index on {table}");
-            drift.push(Drift::new(what, "missing or not valid", index));
+            let missing = Drift::new(format!("index on {table}"), "missing or not valid", index);
+            drift.push(if hazard { missing } else { missing.advice() });
         }
     }
     Ok(())
@@ -261,7 +268,8 @@ fn compare_options(
         }
         if found != expected {
             let way_out = format!("{expected}: alter table … set ({name} = {expected})");
-            drift.push(Drift::new(format!("setting {name} of {table}"), found, way_out));
+            let what = format!("setting {name} of {table}");
+            drift.push(Drift::new(what, found, way_out).advice());
         }
     }
     Ok(())

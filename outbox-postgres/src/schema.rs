@@ -58,7 +58,8 @@ impl Schema {
         self.create(true).await
     }
 
-    /// Compares the tables with what they should be, column by column; nothing is changed. Empty is well.
+    /// Compares the tables with what they should be, column by column; nothing is changed. Empty is well; a relay does
+    /// not start on a [`hazard`](Drift::hazard), the rest is advice.
     ///
     /// # Errors
     ///
@@ -88,7 +89,7 @@ impl Schema {
             .database
             .transaction("migrate", move |connection| {
                 Box::pin(async move {
-                    run(connection, ddl::lock(&config)).await?;
+                    run(connection, ddl::prepare(&config)).await?;
                     if let Some(refusal) = survey(connection, &config, adopt).await? {
                         return Ok(Some(refusal));
                     }
@@ -106,14 +107,15 @@ impl Schema {
         refusal.map_or(Ok(()), |refusal| Err(self.refused(&refusal)))
     }
 
-    /// Refuses a database that is not as it should be, and returns the number of lanes.
+    /// Refuses a database in which a promise would be broken, and returns the number of lanes.
     pub(crate) async fn require(&self) -> Result<u16, StoreError> {
         let drift = self.check().await?;
-        if drift.is_empty() {
+        let hazards: Vec<String> =
+            drift.iter().filter(|drift| drift.hazard).map(ToString::to_string).collect();
+        if hazards.is_empty() {
             return Ok(self.config.lanes);
         }
-        let list = drift.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-        Err(self.refused(&list))
+        Err(self.refused(&hazards.join("; ")))
     }
 
     fn refused(&self, reason: &str) -> StoreError {

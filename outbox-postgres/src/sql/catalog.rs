@@ -1,6 +1,6 @@
 //! What the catalogue says of the tables, in the words in which `drift.rs` compares.
 
-use crate::config::{Names, literal};
+use crate::config::{Keep, Names, PostgresConfig, literal};
 
 /// Of each column: `type [collation] [not null] [identity | generated … | default …]`.
 pub(crate) fn columns(names: &Names) -> String {
@@ -47,11 +47,11 @@ pub(crate) fn options(names: &Names) -> String {
 }
 
 /// What makes the table lose or hide events, or refuse a settlement.
-pub(crate) fn hazards(names: &Names) -> String {
+pub(crate) fn hazards(config: &PostgresConfig) -> String {
+    let names = &config.names();
     let tables = of_the_outbox(names);
+    let rights = rights(config);
     let live = literal(&names.live);
-    let ours = ["", "_workers", "_lanes", "_dead"].map(|suffix| literal(&names.plain(suffix)));
-    let ours = ours.join(", ");
     let table = names.plain("");
     let what = literal(&format!("table {table}"));
     format!(
@@ -61,7 +61,7 @@ pub(crate) fn hazards(names: &Names) -> String {
          union all
          select 'table ' || c.relname, 'under row-level security',
                 'without it: hidden rows would never be published; alter table … disable row level security'
-           from {tables} where c.relrowsecurity and c.relname in ({ours})
+           from {tables} where c.relrowsecurity
          union all
          select 'sequence of ' || {live} || '.position', 'with cache ' || s.seqcache || ' and increment ' || s.seqincrement,
                 'cache 1 and increment 1: positions of a cache are drawn long before they are used; alter sequence …'
@@ -89,9 +89,10 @@ pub(crate) fn hazards(names: &Names) -> String {
          select {what} || ': foreign key ' || k.conname, 'on delete cascade', 'none: it would remove pending events'
            from pg_constraint k where k.conrelid = to_regclass({live}) and k.contype = 'f' and k.confdeltype = 'c'
          union all
-         select {what} || ': rights of ' || current_user, 'without ' || r.privilege, 'select, insert, update and delete'
-           from unnest(array['select', 'insert', 'update', 'delete']) as r(privilege)
-          where to_regclass({live}) is not null and not has_table_privilege(to_regclass({live}), r.privilege)
+         select 'rights of ' || current_user || ' on ' || r.plain, 'without ' || r.privilege,
+                'granted: grant ' || r.privilege || ' on ' || r.name || ' to ' || quote_ident(current_user)
+           from (values {rights}) as r(name, plain, privilege)
+          where to_regclass(r.name) is not null and not has_table_privilege(to_regclass(r.name), r.privilege)
          union all
          select 'database', 'in encoding SQL_ASCII',
                 'in a real encoding, UTF8 say: one row with bytes that are no text would stop every claim'
@@ -103,8 +104,29 @@ pub(crate) fn hazards(names: &Names) -> String {
     )
 }
 
+/// What a relay must be allowed to: rows of table, its plain name, right.
+fn rights(config: &PostgresConfig) -> String {
+    let names = config.names();
+    let mut needed = vec![
+        (&names.live, "", vec!["select", "update", "delete"]),
+        (&names.lanes, "_lanes", vec!["select", "insert", "update"]),
+        (&names.workers, "_workers", vec!["select", "insert", "update", "delete"]),
+        (&names.dead, "_dead", vec!["select", "insert"]),
+    ];
+    if config.keep == Keep::Archive {
+        needed.push((&names.archive, "_archive", vec!["insert"]));
+    }
+    let row = |name: &str, suffix: &str, right: &str| {
+        format!("({}, {}, '{right}')", literal(name), literal(&names.plain(suffix)))
+    };
+    let rows = needed.iter().flat_map(|(name, suffix, rights)| {
+        rights.iter().map(move |right| row(name, suffix, right))
+    });
+    rows.collect::<Vec<_>>().join(", ")
+}
+
 fn of_the_outbox(names: &Names) -> String {
-    let list = ["", "_workers", "_lanes", "_dead", "_archive", "_inbox"];
+    let list = ["", "_workers", "_lanes", "_dead", "_archive", "_inbox", "_meta"];
     let list = list.map(|suffix| literal(&names.plain(suffix))).join(", ");
     format!(
         "(select c.* from pg_class c join pg_namespace n on n.oid = c.relnamespace

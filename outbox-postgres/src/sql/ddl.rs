@@ -64,10 +64,13 @@ pub(crate) fn create(config: &PostgresConfig) -> Vec<String> {
   aggregateid text collate \"C\", type text not null, payload {payload}, headers json,
   created_at timestamptz not null, lane smallint not null, attempts integer not null"
     );
+    // `create schema if not exists` needs the right to create schemas although there is one. The body is a literal,
+    // because a name may hold any dollar quote.
     let create_schema = format!(
-        "do $$ begin if to_regnamespace({}) is null then create schema {schema}; end if; end $$",
+        "begin if to_regnamespace({}) is null then create schema {schema}; end if; end",
         literal(schema)
     );
+    let create_schema = format!("do {}", literal(&create_schema));
     let mut statements = vec![
         create_schema,
         format!(
@@ -202,8 +205,14 @@ pub(crate) fn identity(config: &PostgresConfig) -> String {
     )
 }
 
-/// Lets one migration at a time run on a schema.
-pub(crate) fn lock(config: &PostgresConfig) -> String {
+/// Lets one migration at a time run on a schema; the others wait for as long as a statement of theirs may take. No
+/// notices: what is there already is no news.
+pub(crate) fn prepare(config: &PostgresConfig) -> String {
     let key = literal(&format!("migrate {}", config.names().live));
-    format!("select pg_advisory_xact_lock(hashtextextended({key}, 0))")
+    format!(
+        "set local client_min_messages = warning; set local lock_timeout = 0;
+         select pg_advisory_xact_lock(hashtextextended({key}, 0));
+         set local lock_timeout = {}",
+        config.lock_timeout.as_millis()
+    )
 }

@@ -1,6 +1,8 @@
 //! The tables: created once, compared, refused, adopted.
 
-use outbox_core::{Store as _, StoreErrorKind};
+use std::time::Duration;
+
+use outbox_core::{Pipeline, Store as _, StoreErrorKind, TypeFilter};
 use outbox_postgres::PayloadType;
 
 use crate::common::{LEASE, Outbox, event, everything, run, worker};
@@ -72,11 +74,13 @@ async fn each_drift_is_named() {
             ),
             ("alter sequence outbox_position_seq cache 10", "cache 10"),
             ("alter sequence outbox_position_seq increment 2", "increment 2"),
-            ("alter table outbox reset (autovacuum_vacuum_threshold)", "autovacuum_vacuum_threshold"),
-            ("alter table outbox_lanes set (fillfactor = 100)", "fillfactor"),
             ("alter table outbox set unlogged", "unlogged"),
             ("alter table outbox enable row level security", "row-level security"),
             ("alter table outbox_lanes enable row level security", "row-level security"),
+            ("alter table outbox_dead enable row level security", "row-level security"),
+            ("alter table outbox_archive enable row level security", "row-level security"),
+            ("alter table outbox_inbox enable row level security", "row-level security"),
+            ("alter table outbox_meta enable row level security", "row-level security"),
             ("alter table outbox replica identity full", "replica identity"),
             (
                 "create publication p for table outbox; alter table outbox replica identity nothing",
@@ -104,6 +108,69 @@ async fn each_drift_is_named() {
             assert!(error.to_string().contains(named), "{change}: {error}");
             run(&mut operator, "drop publication if exists p").await;
         }
+    }
+}
+
+/// What costs time and breaks no promise is told by `check`, and stops no relay. H084
+#[tokio::test]
+async fn a_setting_of_storage_is_advice() {
+    for (change, named) in [
+        ("alter table outbox reset (autovacuum_vacuum_threshold)", "autovacuum_vacuum_threshold"),
+        ("alter table outbox_lanes set (fillfactor = 100)", "fillfactor"),
+        ("drop index outbox_dead_died_at", "(died_at)"),
+        ("drop index outbox_archive_id", "(id)"),
+    ] {
+        let outbox = Outbox::new().await;
+        outbox.execute(change).await;
+        let drift = outbox.schema().check().await.unwrap();
+        assert_eq!(drift.len(), 1, "{change}: {drift:?}");
+        assert!(drift[0].to_string().contains(named), "{change}: {drift:?}");
+        outbox.store().join(&worker("w")).await.unwrap();
+    }
+}
+
+/// A name is data, whatever it holds. H162
+#[tokio::test]
+async fn any_name_of_a_schema_will_do() {
+    for name in ["a $$ b", "it's \"quoted\"", "back\\slash", "$create$ %s"] {
+        let outbox =
+            Outbox::bare("OUTBOX_TEST_POSTGRES_URL", |config| config.schema(name).unwrap());
+        let outbox = outbox.await;
+        outbox.execute(&outbox.schema().sql()).await;
+        outbox.schema().migrate().await.unwrap();
+        outbox.store().join(&worker("w")).await.unwrap();
+    }
+}
+
+/// A start-up that changes nothing logs nothing: sqlx logs each notice of the server.
+#[tokio::test]
+async fn repeating_a_migration_is_silent() {
+    use tracing_subscriber::layer::SubscriberExt as _;
+    let log = Log::default();
+    let subscriber = tracing_subscriber::registry().with(
+        tracing_subscriber::fmt::layer().with_ansi(false).with_writer({
+            let log = log.clone();
+            move || log.clone()
+        }),
+    );
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let outbox = Outbox::new().await;
+    outbox.schema().migrate().await.unwrap();
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert!(!text.contains("skipping"), "{text}");
+}
+
+#[derive(Clone, Default)]
+struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -228,6 +295,70 @@ async fn rights_on_the_tables_are_enough() {
     assert_eq!(store.probe(0).await.unwrap().writers, []);
     assert!(store.backlog(&crate::common::pipeline(), 10).await.unwrap().is_some());
     store.leave(&worker).await.unwrap();
+}
+
+/// H086: a right that is missing is told before anything is published.
+#[tokio::test]
+async fn each_missing_right_is_named() {
+    let outbox = Outbox::with(|config| config.keep(outbox_postgres::Keep::Archive)).await;
+    let role = format!("r{}", uuid::Uuid::new_v4().simple());
+    outbox.execute(&format!("create role {role} login password 'x'")).await;
+    let url = outbox.url.replace("postgres:postgres", &format!("{role}:x"));
+    let limited = outbox.reconfigured(|_| {
+        let config = outbox_postgres::PostgresConfig::new(&url).unwrap();
+        config.keep(outbox_postgres::Keep::Archive)
+    });
+    for (right, table) in [
+        ("insert", "outbox_dead"),
+        ("update", "outbox_lanes"),
+        ("insert", "outbox_lanes"),
+        ("delete", "outbox_workers"),
+        ("insert", "outbox_archive"),
+        ("delete", "outbox"),
+    ] {
+        outbox
+            .execute(&format!(
+                "grant select, insert, update, delete on all tables in schema public to {role};
+                 revoke {right} on {table} from {role}"
+            ))
+            .await;
+        let error = limited.store().join(&worker("w")).await.unwrap_err();
+        let (text, rights) = (error.to_string(), format!("rights of {role} on {table}"));
+        assert!(text.contains(&rights) && text.contains(right), "{right} on {table}: {text}");
+    }
+}
+
+/// Rows of other pipelines are not read without end. H078
+#[tokio::test]
+async fn the_backlog_of_one_type_reads_a_bounded_part_of_the_others() {
+    let outbox = Outbox::with(|config| config.pool_size(2)).await;
+    outbox
+        .execute(
+            "insert into outbox (aggregatetype, aggregateid, type, attempts, due_at)
+             select 'bill', n, 'Paid', 1, 'infinity' from generate_series(1, 50000) n;
+             insert into outbox_dead (position, id, aggregatetype, type, created_at, lane, attempts)
+             select n, gen_random_uuid(), 'bill', 'Paid', now(), 0, 1 from generate_series(1, 50000) n",
+        )
+        .await;
+    outbox.execute("vacuum analyze").await;
+    let types = TypeFilter::Only(["order".to_owned()].into());
+    let orders = Pipeline::with_types("orders", types).unwrap();
+    let store = outbox.store();
+    let touched = "select sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)::int8
+                     from pg_statio_user_tables where relname in ('outbox', 'outbox_dead')";
+    let start = outbox.number(touched).await;
+    let backlog = store.backlog(&orders, 10).await.unwrap().unwrap();
+    assert_eq!((backlog.pending, backlog.blocked, backlog.dead), (0, 0, 0));
+    drop(store);
+    let mut now = outbox.number(touched).await;
+    // The session hands its figures in when it ends.
+    let open = "select count(*) from pg_stat_activity
+                 where datname = current_database() and application_name = 'outbox'";
+    while outbox.number(open).await > 0 || now == start {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        now = outbox.number(touched).await;
+    }
+    assert!(now - start < 500, "{} buffers", now - start);
 }
 
 #[tokio::test]
