@@ -50,8 +50,8 @@ async fn main() -> ExitCode {
 
 /// Places some orders while a relay publishes their events; returns the ids of the orders that were committed.
 pub(crate) async fn run(database: &str, kafka: &str) -> anyhow::Result<Vec<String>> {
-    let config = PostgresConfig::new(database)?;
-    Schema::new(config.clone()).migrate().await?;
+    let config = PostgresConfig::from_url(database)?;
+    Schema::new(&config)?.migrate().await?;
     let pool = PgPool::connect(database).await?;
     sqlx::query("create table if not exists orders (id text primary key, total bigint not null)")
         .execute(&pool)
@@ -59,8 +59,8 @@ pub(crate) async fn run(database: &str, kafka: &str) -> anyhow::Result<Vec<Strin
 
     // The hint lets the relay look at once when this process commits; without it, it looks twice a second.
     let hint = Hint::new();
-    let outbox = PostgresOutbox::new(&config).with_hint(hint.clone());
-    let store = Arc::new(PostgresStore::new(config));
+    let outbox = PostgresOutbox::new(&config)?.with_hint(hint.clone());
+    let store = Arc::new(PostgresStore::new(&config)?);
     let publisher = Arc::new(KafkaPublisher::new(&KafkaConfig::new(kafka))?);
     let relay = Relay::new(store, publisher).with_hint(hint);
     let (stop, stopped) = oneshot::channel::<()>();

@@ -29,13 +29,13 @@ async fn main() -> anyhow::Result<()> {
     .await?;
 
     let hint = Hint::new();
-    let outbox = Arc::new(SqliteOutbox::new(pool.clone(), &config)?.with_hint(hint.clone()));
+    let outbox = SqliteOutbox::new(&config)?.with_hint(hint.clone());
 
     println!("The shop takes three orders. Each is one transaction: the order and its events.");
-    place_order(&outbox, "order-1", 1250).await?;
-    let refused = place_order(&outbox, "order-2", 999_999).await;
+    place_order(&pool, &outbox, "order-1", 1250).await?;
+    let refused = place_order(&pool, &outbox, "order-2", 999_999).await;
     println!("  order-2 is rolled back: {}", refused.expect_err("nobody pays that much"));
-    place_order(&outbox, "order-3", 300).await?;
+    place_order(&pool, &outbox, "order-3", 300).await?;
 
     println!("\nThe relay delivers what was committed. One acknowledgement gets lost on the way.");
     let (queue, deliveries) = unbounded_channel();
@@ -47,7 +47,7 @@ async fn main() -> anyhow::Result<()> {
         .with_hint(hint);
 
     let inbox = SqliteInbox::new(&config)?;
-    let mut consumer = tokio::spawn(book_each_once(outbox, inbox, deliveries));
+    let mut consumer = tokio::spawn(book_each_once(pool.clone(), outbox, inbox, deliveries));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let relay = tokio::spawn(relay.run(async { drop(stopped.await) }));
     let duplicates = tokio::time::timeout(Duration::from_secs(20), &mut consumer)
@@ -72,8 +72,13 @@ async fn main() -> anyhow::Result<()> {
 }
 
 /// Takes an order: its row and its events commit together, or not at all.
-async fn place_order(outbox: &SqliteOutbox, id: &str, cents: i64) -> anyhow::Result<()> {
-    let mut tx = outbox.begin().await?;
+async fn place_order(
+    pool: &SqlitePool,
+    outbox: &SqliteOutbox,
+    id: &str,
+    cents: i64,
+) -> anyhow::Result<()> {
+    let mut tx = outbox.begin(pool).await?;
     sqlx::query("insert into orders (id, cents) values (?1, ?2)")
         .bind(id)
         .bind(cents)
@@ -140,14 +145,15 @@ impl Publisher for Broker {
 /// Books every delivery in one transaction with the mark that it was handled. Ends after the four events and the one
 /// duplicate, and returns how many duplicates there were.
 async fn book_each_once(
-    outbox: Arc<SqliteOutbox>,
+    pool: SqlitePool,
+    outbox: SqliteOutbox,
     inbox: SqliteInbox,
     mut deliveries: UnboundedReceiver<Delivery>,
 ) -> anyhow::Result<u32> {
     let mut duplicates = 0;
     for _ in 0..5 {
         let delivery = deliveries.recv().await.context("the broker is gone")?;
-        let mut tx = outbox.begin().await?;
+        let mut tx = outbox.begin(&pool).await?;
         if inbox.first_seen(&mut tx, "bookkeeping", &delivery.event_id).await? {
             sqlx::query("insert into bookings (order_id, what) values (?1, ?2)")
                 .bind(delivery.order_id)

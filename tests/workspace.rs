@@ -42,6 +42,19 @@ const STORE_FILES: &[&str] =
 const PUBLISHERS: &[&str] = &["outbox-kafka", "outbox-rabbitmq", "outbox-sqs"];
 const PUBLISHER_FILES: &[&str] = &["lib", "config", "error", "publisher"];
 
+/// What marks a row as done in somebody's outbox does so in every database.
+#[test]
+fn stores_refuse_the_same_finish_markers() {
+    let lists = ["outbox-postgres/src/sql/ddl.rs", "outbox-sqlite/src/schema.rs"].map(|file| {
+        let source = fs::read_to_string(root().join(file)).expect("a readable file");
+        let (_, list) = source.split_once("const FINISH_MARKERS").expect("the list");
+        let list = list.split_once("];").expect("its end").0;
+        list.split('"').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>()
+    });
+    assert!(lists[0].len() > 10, "{lists:?}");
+    assert_eq!(lists[0], lists[1]);
+}
+
 #[test]
 fn crates_depend_only_downwards() {
     for package in packages() {

@@ -131,7 +131,7 @@ pub fn run(options: &Options, allocations: fn() -> Option<u64>) -> Result<Draine
 ///
 /// When a setting is refused.
 pub fn relay(config: PostgresConfig, options: &Options) -> Result<(Relay, Arc<Counts>)> {
-    let (store, counts) = Counted::new(PostgresStore::new(config), options.events);
+    let (store, counts) = Counted::new(PostgresStore::new(&config)?, options.events);
     let publisher = KafkaPublisher::new(&KafkaConfig::new(&options.bootstrap))?;
     let mut limits = Limits::default();
     if let Some(window) = options.tuning.window {

@@ -31,7 +31,7 @@ impl Table {
         let database = format!("outbox_bench_{:016x}", fastrand::u64(..));
         let table = Self { url: url.to_owned(), database, lanes };
         table.admin(format!("create database {}", table.database)).await?;
-        Schema::new(table.config()?).migrate().await?;
+        Schema::new(&table.config()?)?.migrate().await?;
         table.load(events).await?;
         Ok(table)
     }
@@ -143,7 +143,7 @@ impl Table {
 /// When the URL cannot be read, or the number of lanes is not allowed.
 pub fn config(url: &str, database: &str, lanes: u16) -> Result<PostgresConfig> {
     let options = PgConnectOptions::from_str(url)?.database(database);
-    Ok(PostgresConfig::with_options(options).lanes(lanes)?)
+    Ok(PostgresConfig::new(options).with_lanes(lanes))
 }
 
 /// A session in this database.

@@ -65,7 +65,7 @@ fn settling_a_thousand_events_writes_at_most_ninety_bytes_of_wal_each() {
     let server = Postgres::start_with(PostgresVersion::V15, &settings);
     block_on(async {
         let table = Table::create(&server.url(), 20_000, 16).await.unwrap();
-        let store = PostgresStore::new(table.config().unwrap());
+        let store = PostgresStore::new(&table.config().unwrap()).unwrap();
         let mut monitor = table.connect().await.unwrap();
         let worker = Worker::new(Pipeline::new("counts").unwrap(), "");
         let lease = Duration::from_secs(30);

@@ -4,35 +4,59 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use outbox_core::StoreError;
 use sqlx::postgres::PgConnectOptions;
 
-/// Where the outbox is, and how it is kept.
+/// Where the outbox is, and how it is used. Writers, relay, inbox and operator use equal settings.
 ///
 /// ```
 /// use outbox_postgres::{Keep, PostgresConfig};
-/// let config = PostgresConfig::new("postgres://relay:secret@db/shop?sslmode=verify-full")?
-///     .schema("shop")?
-///     .keep(Keep::Archive);
+/// let config = PostgresConfig::from_url("postgres://relay:secret@db/shop?sslmode=verify-full")?
+///     .with_schema("shop")
+///     .with_keep(Keep::Archive);
+/// assert_eq!(config.schema, "shop");
 /// assert!(!format!("{config:?}").contains("secret"));
-/// # Ok::<(), outbox_postgres::InvalidConfig>(())
+/// # Ok::<(), outbox_core::StoreError>(())
 /// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct PostgresConfig {
-    pub(crate) connect: PgConnectOptions,
-    pub(crate) schema: String,
-    pub(crate) table: String,
-    pub(crate) lanes: u16,
-    pub(crate) payload: PayloadType,
-    pub(crate) unique_id: bool,
-    pub(crate) keep: Keep,
-    pub(crate) pooled: bool,
-    pub(crate) pin_timeline: bool,
-    pub(crate) pool_size: u32,
-    pub(crate) connect_timeout: Duration,
-    pub(crate) statement_timeout: Duration,
-    pub(crate) lock_timeout: Duration,
-    pub(crate) migrate_timeout: Duration,
+    /// How to connect: server, database, role, TLS.
+    pub connect: PgConnectOptions,
+    /// The schema of all tables, at most [`Self::MAX_SCHEMA_BYTES`]. Default: `public`.
+    pub schema: String,
+    /// The outbox table, and the prefix of the tables beside it (`<table>_lanes`, …), at most
+    /// [`Self::MAX_TABLE_BYTES`]. Default: `outbox`.
+    pub table: String,
+    /// Lanes of the table, 1 to [`Self::MAX_LANES`], fixed when it is created. Default: 16.
+    pub lanes: u16,
+    /// The type of the payload column, fixed when the table is created. Default: [`PayloadType::Json`].
+    pub payload: PayloadType,
+    /// Whether ids are unique among pending events, so that appending an event twice keeps one. Costs an index
+    /// (about 80 bytes of WAL per event), and holds only while the event is pending. Default: no.
+    pub unique_id: bool,
+    /// What becomes of delivered events. Default: [`Keep::Delete`].
+    pub keep: Keep,
+    /// Whether a pooler in transaction mode (pgbouncer) stands in between: then no session state is used, no
+    /// statement is prepared by name, and each statement runs in a transaction of its own. Default: no.
+    pub pooled: bool,
+    /// Whether a new timeline (a failover, or a restore to a point in time) is refused until
+    /// [`Schema::adopt`](crate::Schema::adopt) accepts it. Default: no, so that a failover needs nobody.
+    pub pin_timeline: bool,
+    /// Connections of one store at most, at least 2: one of them serves leases and nothing else, so that slow claims
+    /// and settlements cannot cost a lease. A relay needs four a pipeline. Default: 5.
+    pub pool_size: u32,
+    /// How long to wait for a connection. Default: 3 s.
+    pub connect_timeout: Duration,
+    /// How long one statement may run on the server. Default: 4 s, just below the relay's own deadline
+    /// (`Timing::statement_deadline`), so that the error tells the reason, and nothing runs on that nobody waits for.
+    pub statement_timeout: Duration,
+    /// How long a statement waits for a lock, so that an operator's open transaction costs one statement and not the
+    /// lease. Default: 2 s.
+    pub lock_timeout: Duration,
+    /// How long one statement of [`Schema::migrate`](crate::Schema::migrate) and `adopt` may run: building an index on
+    /// a full table, or waiting for another migration. Default: 5 min.
+    pub migrate_timeout: Duration,
 }
 
 /// The type of the payload column, chosen when the table is created.
@@ -82,26 +106,9 @@ impl PostgresConfig {
     /// The longest schema name in bytes.
     pub const MAX_SCHEMA_BYTES: usize = 63;
 
-    /// The outbox at this URL: `postgres://user:password@host:port/database?sslmode=verify-full&sslrootcert=/path`.
-    ///
-    /// What the URL leaves out comes from PostgreSQL's usual variables (`PGHOST`, `PGPASSWORD`, …).
-    ///
-    /// # Errors
-    ///
-    /// When the URL cannot be read; the error does not repeat it.
-    pub fn new(url: &str) -> Result<Self, InvalidConfig> {
-        let connect = PgConnectOptions::from_str(url).map_err(|_| {
-            InvalidConfig::new(
-                "url",
-                "cannot be read; expected postgres://user:password@host:port/database?sslmode=…",
-            )
-        })?;
-        Ok(Self::with_options(connect))
-    }
-
-    /// The outbox that these options connect to.
+    /// The outbox that these options connect to, with the default of every setting.
     #[must_use]
-    pub fn with_options(connect: PgConnectOptions) -> Self {
+    pub fn new(connect: PgConnectOptions) -> Self {
         Self {
             connect,
             schema: "public".to_owned(),
@@ -120,119 +127,129 @@ impl PostgresConfig {
         }
     }
 
-    /// The schema of all tables. Default: `public`.
+    /// The outbox at this URL: `postgres://user:password@host:port/database?sslmode=verify-full&sslrootcert=/path`.
+    ///
+    /// What the URL leaves out comes from PostgreSQL's usual variables (`PGHOST`, `PGPASSWORD`, …).
     ///
     /// # Errors
     ///
-    /// When the name is empty, too long or holds a NUL.
-    pub fn schema(mut self, schema: &str) -> Result<Self, InvalidConfig> {
-        check_name("schema", schema, Self::MAX_SCHEMA_BYTES)?;
-        schema.clone_into(&mut self.schema);
-        Ok(self)
+    /// When the URL cannot be read; the error does not repeat it.
+    pub fn from_url(url: &str) -> Result<Self, StoreError> {
+        let connect = PgConnectOptions::from_str(url).map_err(|_| {
+            StoreError::misconfigured(
+                "the database url is no postgres url: write postgres://user:password@host:port/database?sslmode=…",
+            )
+        })?;
+        Ok(Self::new(connect))
     }
 
-    /// The name of the outbox table; the other tables carry it in front of theirs. Default: `outbox`.
-    ///
-    /// # Errors
-    ///
-    /// When the name is empty, longer than [`Self::MAX_TABLE_BYTES`] or holds a NUL.
-    pub fn table(mut self, table: &str) -> Result<Self, InvalidConfig> {
-        check_name("table", table, Self::MAX_TABLE_BYTES)?;
-        table.clone_into(&mut self.table);
-        Ok(self)
-    }
-
-    /// How many lanes the table has, fixed when it is created. Default: 16.
-    ///
-    /// # Errors
-    ///
-    /// When it is 0 or more than [`Self::MAX_LANES`].
-    pub fn lanes(mut self, lanes: u16) -> Result<Self, InvalidConfig> {
-        if lanes == 0 || lanes > Self::MAX_LANES {
-            return Err(InvalidConfig::new(
-                "lanes",
-                format!("is {lanes}, 1 to {} are allowed", Self::MAX_LANES),
-            ));
-        }
-        self.lanes = lanes;
-        Ok(self)
-    }
-
-    /// The type of the payload column, fixed when the table is created. Default: `json`.
+    /// With this schema.
     #[must_use]
-    pub fn payload(mut self, payload: PayloadType) -> Self {
+    pub fn with_schema(mut self, schema: impl Into<String>) -> Self {
+        self.schema = schema.into();
+        self
+    }
+
+    /// With this table name.
+    #[must_use]
+    pub fn with_table(mut self, table: impl Into<String>) -> Self {
+        self.table = table.into();
+        self
+    }
+
+    /// With this many lanes.
+    #[must_use]
+    pub fn with_lanes(mut self, lanes: u16) -> Self {
+        self.lanes = lanes;
+        self
+    }
+
+    /// With this type of the payload column.
+    #[must_use]
+    pub fn with_payload(mut self, payload: PayloadType) -> Self {
         self.payload = payload;
         self
     }
 
-    /// Whether ids are unique among pending events, so that appending an event twice keeps one. Costs an index
-    /// (about 80 bytes of WAL per event), and holds only while the event is pending. Default: no.
+    /// With unique ids among pending events, or without.
     #[must_use]
-    pub fn unique_id(mut self, unique_id: bool) -> Self {
+    pub fn with_unique_id(mut self, unique_id: bool) -> Self {
         self.unique_id = unique_id;
         self
     }
 
-    /// What becomes of delivered events. Default: they are deleted.
+    /// With this fate of delivered events.
     #[must_use]
-    pub fn keep(mut self, keep: Keep) -> Self {
+    pub fn with_keep(mut self, keep: Keep) -> Self {
         self.keep = keep;
         self
     }
 
-    /// Whether a pooler in transaction mode (pgbouncer) stands in between: then no session state is used, no
-    /// statement is prepared by name, and each statement runs in a transaction of its own. Default: no.
+    /// With a pooler in transaction mode in between, or without.
     #[must_use]
-    pub fn pooled(mut self, pooled: bool) -> Self {
+    pub fn with_pooled(mut self, pooled: bool) -> Self {
         self.pooled = pooled;
         self
     }
 
-    /// Whether a new timeline (a failover, or a restore to a point in time) is refused until
-    /// [`Schema::adopt`](crate::Schema::adopt) accepts it. Default: no, so that a failover needs nobody.
+    /// With a new timeline refused until it is adopted, or accepted.
     #[must_use]
-    pub fn pin_timeline(mut self, pin_timeline: bool) -> Self {
+    pub fn with_pin_timeline(mut self, pin_timeline: bool) -> Self {
         self.pin_timeline = pin_timeline;
         self
     }
 
-    /// Connections of one store at most, at least 2: one of them serves leases and nothing else, so that slow claims
-    /// and settlements cannot cost a lease. A relay needs four a pipeline. Default: 5.
+    /// With this many connections at most.
     #[must_use]
-    pub fn pool_size(mut self, pool_size: u32) -> Self {
-        self.pool_size = pool_size.max(2);
+    pub fn with_pool_size(mut self, pool_size: u32) -> Self {
+        self.pool_size = pool_size;
         self
     }
 
-    /// How long to wait for a connection. Default: 3 s.
+    /// With this patience for a connection.
     #[must_use]
-    pub fn connect_timeout(mut self, connect_timeout: Duration) -> Self {
+    pub fn with_connect_timeout(mut self, connect_timeout: Duration) -> Self {
         self.connect_timeout = connect_timeout;
         self
     }
 
-    /// How long one statement may run on the server. Default: 4 s, just below the relay's own deadline
-    /// (`Timing::statement_deadline`), so that the error tells the reason, and nothing runs on that nobody waits for.
+    /// With this limit for a statement.
     #[must_use]
-    pub fn statement_timeout(mut self, statement_timeout: Duration) -> Self {
+    pub fn with_statement_timeout(mut self, statement_timeout: Duration) -> Self {
         self.statement_timeout = statement_timeout;
         self
     }
 
-    /// How long a statement of the relay waits for a lock, so that an operator's open transaction costs one statement
-    /// and not the lease. Default: 2 s.
+    /// With this patience for locks.
     #[must_use]
-    pub fn lock_timeout(mut self, lock_timeout: Duration) -> Self {
+    pub fn with_lock_timeout(mut self, lock_timeout: Duration) -> Self {
         self.lock_timeout = lock_timeout;
         self
     }
 
-    /// How long one statement of [`Schema::migrate`](crate::Schema::migrate) and `adopt` may run: building an index on
-    /// a full table, or waiting for another migration. Default: 5 min.
+    /// With this limit for a statement of a migration.
     #[must_use]
-    pub fn migrate_timeout(mut self, migrate_timeout: Duration) -> Self {
+    pub fn with_migrate_timeout(mut self, migrate_timeout: Duration) -> Self {
         self.migrate_timeout = migrate_timeout;
         self
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), StoreError> {
+        check_name("schema", &self.schema, Self::MAX_SCHEMA_BYTES)?;
+        check_name("table", &self.table, Self::MAX_TABLE_BYTES)?;
+        if !(1..=Self::MAX_LANES).contains(&self.lanes) {
+            let (lanes, most) = (self.lanes, Self::MAX_LANES);
+            return Err(StoreError::misconfigured(format!(
+                "lanes is {lanes}, 1 to {most} are possible"
+            )));
+        }
+        if self.pool_size < 2 {
+            let size = self.pool_size;
+            return Err(StoreError::misconfigured(format!(
+                "pool_size is {size}, at least 2 are needed: one connection serves leases only"
+            )));
+        }
+        Ok(())
     }
 
     pub(crate) fn names(&self) -> Names {
@@ -264,30 +281,11 @@ impl fmt::Debug for PostgresConfig {
     }
 }
 
-/// A setting that cannot be.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("setting {setting} {reason}")]
-pub struct InvalidConfig {
-    setting: &'static str,
-    reason: String,
-}
-
-impl InvalidConfig {
-    fn new(setting: &'static str, reason: impl Into<String>) -> Self {
-        Self { setting, reason: reason.into() }
-    }
-
-    /// The setting.
-    #[must_use]
-    pub fn setting(&self) -> &'static str {
-        self.setting
-    }
-}
-
-fn check_name(setting: &'static str, name: &str, max: usize) -> Result<(), InvalidConfig> {
+fn check_name(setting: &'static str, name: &str, max: usize) -> Result<(), StoreError> {
     if name.is_empty() || name.len() > max || name.contains('\0') {
-        let reason = format!("{name:?} must have 1 to {max} bytes and no NUL");
-        return Err(InvalidConfig::new(setting, reason));
+        return Err(StoreError::misconfigured(format!(
+            "{setting} name {name:?} must have 1 to {max} bytes and no NUL"
+        )));
     }
     Ok(())
 }
@@ -371,21 +369,30 @@ mod tests {
     }
 
     #[test]
-    fn names_that_postgresql_would_cut_are_refused() {
-        let config = PostgresConfig::with_options(PgConnectOptions::new());
-        assert!(config.clone().table(&"x".repeat(47)).is_ok());
-        assert!(config.clone().table(&"x".repeat(48)).is_err());
-        assert!(config.clone().schema(&"x".repeat(64)).is_err());
-        assert!(config.clone().table("").is_err());
-        assert!(config.table("a\0").is_err());
+    fn settings_out_of_range_are_refused() {
+        let config = || PostgresConfig::new(PgConnectOptions::new());
+        assert!(config().with_table("x".repeat(47)).validate().is_ok());
+        assert!(config().with_lanes(1024).with_pool_size(2).validate().is_ok());
+        for wrong in [
+            // PostgreSQL would cut them.
+            config().with_table("x".repeat(48)),
+            config().with_schema("x".repeat(64)),
+            config().with_table(""),
+            config().with_table("a\0"),
+            config().with_lanes(0),
+            config().with_lanes(1025),
+            config().with_pool_size(1),
+        ] {
+            assert!(wrong.validate().is_err(), "{wrong:?}");
+        }
     }
 
     /// H163: neither Debug nor an error shows a password.
     #[test]
     fn no_secret_shows() {
-        let config = PostgresConfig::new("postgres://relay:hunter2@db/shop").unwrap();
+        let config = PostgresConfig::from_url("postgres://relay:hunter2@db/shop").unwrap();
         assert!(!format!("{config:?}").contains("hunter2"));
-        let error = PostgresConfig::new("postgres://relay:hunter2@db:port/shop").unwrap_err();
+        let error = PostgresConfig::from_url("postgres://relay:hunter2@db:port/shop").unwrap_err();
         assert!(!format!("{error:?} {error}").contains("hunter2"));
     }
 }

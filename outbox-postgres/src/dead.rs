@@ -111,14 +111,18 @@ impl Default for DeadLetterFilter {
 }
 
 impl DeadLetters {
-    /// The dead letters of the outbox that `config` names.
-    #[must_use]
-    pub fn new(config: &PostgresConfig) -> Self {
-        Self {
+    /// The dead letters of the outbox that `config` names. Call it within a Tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when a setting is out of range.
+    pub fn new(config: &PostgresConfig) -> Result<Self, StoreError> {
+        config.validate()?;
+        Ok(Self {
             database: Database::new(config, config.pool_size),
             statements: DeadStatements::new(config),
             payload: config.payload,
-        }
+        })
     }
 
     /// The dead letters that `filter` lets through, in the order of their death.

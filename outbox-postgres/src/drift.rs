@@ -135,7 +135,6 @@ fn tables(config: &PostgresConfig, names: &Names) -> Vec<Table> {
                 ("name", "text not null default ''::text"),
                 ("types_rule", "text not null default 'all'::text"),
                 ("types", "text[] not null default '{}'::text[]"),
-                ("wants", "integer"),
                 ("joined_at", now),
                 ("lease_until", "timestamp with time zone not null"),
             ],
@@ -199,7 +198,7 @@ fn compare_columns(
             continue;
         }
         let what = format!("column {}.{name}", table.name);
-        if ddl::FINISH_MARKERS.contains(&name.as_str()) {
+        if ddl::is_finish_marker(name) {
             let expected = "no such column: a row is pending for as long as it is there";
             drift.push(Drift::new(what, "a finish marker", expected));
         } else if definition.contains(" not null") && !definition.contains(" default ") {

@@ -23,14 +23,18 @@ pub struct PostgresInbox {
 
 impl PostgresInbox {
     /// The inbox beside the outbox table that `config` names; [`crate::Schema::migrate`] creates both.
-    #[must_use]
-    pub fn new(config: &PostgresConfig) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when a setting is out of range.
+    pub fn new(config: &PostgresConfig) -> Result<Self, StoreError> {
+        config.validate()?;
         let names = config.names();
-        Self {
+        Ok(Self {
             mark: sql::first_seen(&names).into(),
             table: names.inbox.into(),
             persistent: !config.pooled,
-        }
+        })
     }
 
     /// Marks the event as handled by `consumer`; `false` when it was already. See [`Inbox`] for the contract.

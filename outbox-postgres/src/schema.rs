@@ -18,12 +18,15 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// The tables that `config` names.
-    #[must_use]
-    pub fn new(config: PostgresConfig) -> Self {
-        let mut patient = config.clone();
-        patient.statement_timeout = config.migrate_timeout;
-        Self { database: Database::new(&patient, 1), config }
+    /// The tables that `config` names. Call it within a Tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when a setting is out of range.
+    pub fn new(config: &PostgresConfig) -> Result<Self, StoreError> {
+        config.validate()?;
+        let patient = config.clone().with_statement_timeout(config.migrate_timeout);
+        Ok(Self { database: Database::new(&patient, 1), config: config.clone() })
     }
 
     pub(crate) fn on(config: PostgresConfig, database: Database) -> Self {
@@ -146,9 +149,7 @@ async fn survey(
     }
     let columns: Option<Vec<String>> = row.try_get("columns")?;
     let Some(columns) = columns else { return Ok(None) };
-    if let Some(marker) =
-        columns.iter().find(|column| ddl::FINISH_MARKERS.contains(&column.as_str()))
-    {
+    if let Some(marker) = columns.iter().find(|column| ddl::is_finish_marker(column)) {
         return Ok(Some(format!(
             "its column {marker} marks rows as done, and a row of an outbox is pending for as long as it is there; \
              choose another name with the setting table, or delete the finished rows and drop the column"

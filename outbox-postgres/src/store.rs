@@ -36,16 +36,21 @@ pub struct PostgresStore {
 }
 
 impl PostgresStore {
-    /// The store of this table.
-    #[must_use]
-    pub fn new(config: PostgresConfig) -> Self {
-        Self {
-            database: Database::new(&config, config.pool_size - 1),
-            leases: Database::new(&config, 1),
-            statements: Statements::new(&config),
+    /// The store over the outbox that `config` names. It connects when it is first used; [`Store::join`] checks the
+    /// tables. Call it within a Tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when a setting is out of range.
+    pub fn new(config: &PostgresConfig) -> Result<Self, StoreError> {
+        config.validate()?;
+        Ok(Self {
+            database: Database::new(config, config.pool_size - 1),
+            leases: Database::new(config, 1),
+            statements: Statements::new(config),
             row_bytes: claim::RowBytes::default(),
-            config,
-        }
+            config: config.clone(),
+        })
     }
 
     /// Enters the worker, unless its types overlap with those of another live pipeline.

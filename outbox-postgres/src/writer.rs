@@ -21,7 +21,7 @@ const LATEST: i64 = 10_000 * 365 * 24 * 60 * 60 * 1_000_000;
 /// # use outbox_core::NewEvent;
 /// # use outbox_postgres::{PostgresConfig, PostgresOutbox};
 /// # async fn order(config: &PostgresConfig, pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
-/// let outbox = PostgresOutbox::new(config);
+/// let outbox = PostgresOutbox::new(config)?;
 /// let mut tx = pool.begin().await?;
 /// sqlx::query("update orders set state = 'paid' where id = 7").execute(&mut *tx).await?;
 /// outbox.append(&mut tx, &[NewEvent::json("order", "7", "OrderPaid", &["7"])?]).await?;
@@ -52,16 +52,20 @@ pub struct PostgresOutbox {
 }
 
 impl PostgresOutbox {
-    /// The writer of this table; the connection comes with each transaction.
-    #[must_use]
-    pub fn new(config: &PostgresConfig) -> Self {
-        Self {
+    /// The writer of the outbox that `config` names; the connection comes with each transaction.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when a setting is out of range.
+    pub fn new(config: &PostgresConfig) -> Result<Self, StoreError> {
+        config.validate()?;
+        Ok(Self {
             insert: sql::append(config).into(),
             table: config.names().live.into(),
             payload: config.payload,
             persistent: !config.pooled,
             hint: None,
-        }
+        })
     }
 
     /// Tells a relay of the same process by this hint: [`append`](Self::append) arms it, [`commit`](Self::commit) fires it.

@@ -72,16 +72,16 @@ impl Harness {
         // Behind the pooler a session keeps the name of the client before, unless the next one has a name too.
         let application = options.clone().application_name("kit").statement_cache_capacity(cache);
         let pool = PgPoolOptions::new().connect_lazy_with(application);
-        let config = PostgresConfig::with_options(options.application_name(&name))
-            .schema(&name)
+        let config = PostgresConfig::new(options.application_name(&name))
+            .with_schema(&name)
             .unwrap()
-            .payload(payload)
-            .pooled(pooled)
-            .pool_size(3);
-        Schema::new(config.clone()).migrate().await.unwrap();
+            .with_payload(payload)
+            .with_pooled(pooled)
+            .with_pool_size(3);
+        Schema::new(&config).unwrap().migrate().await.unwrap();
         Self {
-            store: Arc::new(PostgresStore::new(config.clone())),
-            letters: DeadLetters::new(&config),
+            store: Arc::new(PostgresStore::new(&config).unwrap()),
+            letters: DeadLetters::new(&config).unwrap(),
             config,
             payload,
             pool,
@@ -92,8 +92,8 @@ impl Harness {
     async fn transaction(&self) -> HarnessTransaction {
         HarnessTransaction {
             transaction: self.pool.begin().await.unwrap(),
-            outbox: PostgresOutbox::new(&self.config),
-            inbox: PostgresInbox::new(&self.config),
+            outbox: PostgresOutbox::new(&self.config).unwrap(),
+            inbox: PostgresInbox::new(&self.config).unwrap(),
         }
     }
 
@@ -130,7 +130,7 @@ impl StoreHarness for Harness {
     }
 
     async fn second_store(&self) -> Arc<dyn Store> {
-        Arc::new(PostgresStore::new(self.config.clone()))
+        Arc::new(PostgresStore::new(&self.config).unwrap())
     }
 
     async fn begin(&self) -> Box<dyn WriterTransaction> {

@@ -28,6 +28,6 @@ mod writer;
 pub use config::{Journal, Keep, SqliteConfig};
 pub use dead::{BlockedHead, DeadLetter, DeadLetters};
 pub use inbox::SqliteInbox;
-pub use schema::Schema;
+pub use schema::{Drift, Schema};
 pub use store::SqliteStore;
 pub use writer::SqliteOutbox;

@@ -2,6 +2,8 @@
 
 mod drift;
 
+pub use drift::Drift;
+
 use std::time::{Duration, Instant};
 
 use outbox_core::StoreError;
@@ -16,17 +18,23 @@ use crate::sql::{BEGIN, Sql, safe};
 const VERSION: &str = "1";
 
 /// Columns by which other outboxes mark a row as finished. Here a row in the table is pending, whatever they say.
-const FINISH_MARKERS: [&str; 10] = [
+const FINISH_MARKERS: [&str; 16] = [
     "processed",
     "processed_at",
+    "processed_on",
+    "processed_on_utc",
     "published",
     "published_at",
-    "delivered_at",
-    "dispatched_at",
+    "publicado_em",
     "sent",
     "sent_at",
+    "sent_on",
+    "delivered_at",
+    "dispatched_at",
     "completed_at",
+    "finished_at",
     "status",
+    "state",
 ];
 
 /// How long to wait between two tries to change the file's journal.
@@ -87,33 +95,38 @@ impl Schema {
                 .await
                 .map_err(self.failed("create"))?;
         }
-        self.check_on(&mut transaction).await?;
+        self.refuse(&self.drift(&mut transaction).await?)?;
         transaction.commit().await.map_err(self.failed("create"))?;
         connection.close().await.map_err(self.failed("close"))
     }
 
-    /// Compares the tables with what this crate expects, and names every difference.
+    /// Compares the tables with what they should be, column by column; nothing is changed. Empty is well; a relay does
+    /// not start on a [`hazard`](Drift::hazard), the rest is advice.
     ///
     /// # Errors
     ///
-    /// `Misconfigured` with all differences in its message; `Unavailable` when the file cannot be read.
-    pub async fn check(&self) -> Result<(), StoreError> {
+    /// `Misconfigured` when there is no such file; `Unavailable` when it cannot be read.
+    pub async fn check(&self) -> Result<Vec<Drift>, StoreError> {
         let mut connection =
             self.config.connect_options().connect().await.map_err(self.failed("open"))?;
-        self.check_on(&mut connection).await?;
-        connection.close().await.map_err(self.failed("close"))
+        let drift = self.drift(&mut connection).await?;
+        connection.close().await.map_err(self.failed("close"))?;
+        Ok(drift)
     }
 
-    async fn check_on(&self, connection: &mut SqliteConnection) -> Result<(), StoreError> {
-        let drift = self.drift(connection).await?;
-        if drift.is_empty() {
+    /// Refuses tables with which a promise would be broken.
+    pub(crate) async fn require(&self) -> Result<(), StoreError> {
+        self.refuse(&self.check().await?)
+    }
+
+    fn refuse(&self, drift: &[Drift]) -> Result<(), StoreError> {
+        let hazards: Vec<String> =
+            drift.iter().filter(|drift| drift.hazard).map(ToString::to_string).collect();
+        if hazards.is_empty() {
             return Ok(());
         }
-        Err(StoreError::misconfigured(format!(
-            "{} is not as expected: {}",
-            self.config.place(),
-            drift.join("; ")
-        )))
+        let (place, hazards) = (self.config.place(), hazards.join("; "));
+        Err(StoreError::misconfigured(format!("{place} is refused: {hazards}")))
     }
 
     /// Changing the journal needs the file for itself, and SQLite does not wait for that.
@@ -190,8 +203,10 @@ struct Column {
     shape: (String, bool, Option<String>, i64, i64),
 }
 
+/// Whether a column marks rows as done, however its name is written: `ProcessedOnUtc` as `processed_on_utc`.
 fn is_finish_marker(column: &str) -> bool {
-    FINISH_MARKERS.contains(&column.to_ascii_lowercase().as_str())
+    let plain = |name: &str| name.replace('_', "").to_ascii_lowercase();
+    FINISH_MARKERS.iter().any(|marker| plain(marker) == plain(column))
 }
 
 fn is(wanted: Journal, journal: &str) -> bool {

@@ -133,7 +133,7 @@ impl Store for SqliteStore {
     }
 
     async fn join(&self, worker: &Worker) -> Result<u16, StoreError> {
-        self.schema.check().await?;
+        self.schema.require().await?;
         let mut transaction = self.write().await?;
         self.refuse_overlap(&mut transaction, &worker.pipeline).await?;
         for lane in 0..self.lanes {

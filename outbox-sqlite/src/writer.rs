@@ -20,9 +20,9 @@ use crate::sql::{BEGIN, Sql};
 /// let config = SqliteConfig::new(folder.path().join("orders.db"));
 /// Schema::new(&config)?.migrate().await?;
 /// let pool = sqlx::SqlitePool::connect_with(config.connect_options()).await?;
-/// let outbox = SqliteOutbox::new(pool, &config)?;
+/// let outbox = SqliteOutbox::new(&config)?;
 ///
-/// let mut tx = outbox.begin().await?;
+/// let mut tx = outbox.begin(&pool).await?;
 /// // insert the order here, in the same transaction
 /// let event = NewEvent::json("order", "order-1", "OrderCreated.v1", &"an order")?;
 /// outbox.append(&mut tx, &[event]).await?;
@@ -40,20 +40,20 @@ use crate::sql::{BEGIN, Sql};
 /// ```
 #[derive(Debug)]
 pub struct SqliteOutbox {
-    pool: SqlitePool,
     sql: Sql,
     place: String,
     hint: Option<Hint>,
 }
 
 impl SqliteOutbox {
-    /// The outbox of the application that uses `pool`; open it with [`SqliteConfig::connect_options`].
+    /// The writer of the outbox that `config` names; the connection comes with each transaction. Open the application's
+    /// pool with [`SqliteConfig::connect_options`].
     ///
     /// # Errors
     ///
     /// `Misconfigured` when a setting is out of range.
-    pub fn new(pool: SqlitePool, config: &SqliteConfig) -> Result<Self, StoreError> {
-        Ok(Self { pool, sql: Sql::new(config)?, place: config.place(), hint: None })
+    pub fn new(config: &SqliteConfig) -> Result<Self, StoreError> {
+        Ok(Self { sql: Sql::new(config)?, place: config.place(), hint: None })
     }
 
     /// Tells a relay of this process when there is something new.
@@ -69,8 +69,11 @@ impl SqliteOutbox {
     /// # Errors
     ///
     /// `Unavailable` when another writer keeps the lock for longer than the busy time-out.
-    pub async fn begin(&self) -> Result<Transaction<'static, Sqlite>, StoreError> {
-        let begun = self.pool.begin_with(BEGIN).await;
+    pub async fn begin(
+        &self,
+        pool: &SqlitePool,
+    ) -> Result<Transaction<'static, Sqlite>, StoreError> {
+        let begun = pool.begin_with(BEGIN).await;
         begun.map_err(failed(format!("begin a transaction in {}", self.place)))
     }
 

@@ -67,8 +67,8 @@ impl Harness {
 
     async fn transaction(&self) -> HarnessTransaction {
         HarnessTransaction {
-            transaction: self.fixture.outbox.begin().await.unwrap(),
-            outbox: SqliteOutbox::new(self.fixture.pool.clone(), &self.fixture.config).unwrap(),
+            transaction: self.fixture.outbox.begin(&self.fixture.pool).await.unwrap(),
+            outbox: SqliteOutbox::new(&self.fixture.config).unwrap(),
             inbox: SqliteInbox::new(&self.fixture.config).unwrap(),
         }
     }

@@ -26,10 +26,10 @@ async fn child() {
     let Ok(file) = std::env::var(FILE) else { return };
     let config = SqliteConfig::new(file).with_busy_timeout(PATIENCE);
     let pool = SqlitePool::connect_with(config.connect_options()).await.unwrap();
-    let outbox = SqliteOutbox::new(pool, &config).unwrap();
+    let outbox = SqliteOutbox::new(&config).unwrap();
     let aggregate = std::process::id().to_string();
     for number in 0..EVENTS {
-        let mut tx = outbox.begin().await.unwrap();
+        let mut tx = outbox.begin(&pool).await.unwrap();
         sqlx::query("select count(*) from outbox").execute(&mut *tx).await.unwrap();
         outbox.append(&mut tx, &[event(&aggregate, &number.to_string())]).await.unwrap();
         outbox.commit(tx).await.unwrap();

@@ -427,7 +427,7 @@ async fn the_backlog_of_one_type_looks_no_further_than_ten_times_its_cap() {
 async fn a_locked_file_is_unavailable_and_readers_do_not_wait() {
     let fixture = fixture_with(|config| config.with_busy_timeout(Duration::from_millis(50))).await;
     let (worker, _) = fixture.owner().await;
-    let tx = fixture.outbox.begin().await.unwrap();
+    let tx = fixture.outbox.begin(&fixture.pool).await.unwrap();
     let error = fixture.store.heartbeat(&worker, LEASE).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     fixture.claim_all().await;

@@ -14,12 +14,12 @@ use sqlx::{Acquire, Connection};
 #[tokio::test]
 async fn what_is_rolled_back_was_never_there() {
     let fixture = fixture_with(one_lane).await;
-    let mut tx = fixture.outbox.begin().await.unwrap();
+    let mut tx = fixture.outbox.begin(&fixture.pool).await.unwrap();
     fixture.outbox.append(&mut tx, &[event("a", "gone")]).await.unwrap();
     assert!(fixture.claim_all().await.events.is_empty(), "an open transaction is not seen");
     tx.rollback().await.unwrap();
 
-    let mut tx = fixture.outbox.begin().await.unwrap();
+    let mut tx = fixture.outbox.begin(&fixture.pool).await.unwrap();
     fixture.outbox.append(&mut tx, &[event("a", "1")]).await.unwrap();
     let mut savepoint = tx.begin().await.unwrap();
     fixture.outbox.append(&mut savepoint, &[event("a", "gone")]).await.unwrap();
@@ -168,7 +168,7 @@ async fn the_trait_appends_like_the_method() {
         writer.append(tx, &[event]).await.unwrap();
     }
     let fixture = fixture_with(one_lane).await;
-    let mut tx = fixture.outbox.begin().await.unwrap();
+    let mut tx = fixture.outbox.begin(&fixture.pool).await.unwrap();
     append(&fixture.outbox, &mut tx, event("a", "1")).await;
     fixture.outbox.commit(tx).await.unwrap();
     assert_eq!(fixture.claim_all().await.events.len(), 1);
@@ -177,8 +177,8 @@ async fn the_trait_appends_like_the_method() {
 #[tokio::test]
 async fn writers_of_one_process_wait_for_each_other() {
     let fixture = fixture_with(|config| config.with_busy_timeout(Duration::from_millis(50))).await;
-    let held = fixture.outbox.begin().await.unwrap();
-    let error = fixture.outbox.begin().await.unwrap_err();
+    let held = fixture.outbox.begin(&fixture.pool).await.unwrap();
+    let error = fixture.outbox.begin(&fixture.pool).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     drop(held);
     fixture.append(&[event("a", "1")]).await;
@@ -191,12 +191,12 @@ async fn effect_and_mark_commit_together() {
     }
     let fixture = fixture().await;
     let inbox = SqliteInbox::new(&fixture.config).unwrap();
-    let mut tx = fixture.outbox.begin().await.unwrap();
+    let mut tx = fixture.outbox.begin(&fixture.pool).await.unwrap();
     assert!(first(&inbox, &mut tx, "billing", "1").await);
     assert!(!first(&inbox, &mut tx, "billing", "1").await);
     tx.rollback().await.unwrap();
 
-    let mut tx = fixture.outbox.begin().await.unwrap();
+    let mut tx = fixture.outbox.begin(&fixture.pool).await.unwrap();
     assert!(
         first(&inbox, &mut tx, "billing", "1").await,
         "the mark was rolled back with its effect"
@@ -204,7 +204,7 @@ async fn effect_and_mark_commit_together() {
     assert!(first(&inbox, &mut tx, "shipping", "1").await, "consumers are told apart");
     assert!(first(&inbox, &mut tx, "Billing", "1").await, "byte for byte");
     tx.commit().await.unwrap();
-    let mut tx = fixture.outbox.begin().await.unwrap();
+    let mut tx = fixture.outbox.begin(&fixture.pool).await.unwrap();
     assert!(!first(&inbox, &mut tx, "billing", "1").await);
 }
 

@@ -48,7 +48,7 @@ fn a_batch_of_a_thousand_costs_two_statements_whatever_the_number_of_lanes() {
         let kafka = server("OUTBOX_TEST_KAFKA_BOOTSTRAP");
         for lanes in [4, 64] {
             let database =
-                Database::create_with(&postgres.url(), |config| config.lanes(lanes).unwrap()).await;
+                Database::create_with(&postgres.url(), |config| config.with_lanes(lanes)).await;
             let counter = Counter::new(&postgres, &database).await;
             let kind = format!("order-{:08x}", fastrand::u32(..));
             create_topics(&kafka, &[format!("outbox.event.{kind}")]).await;

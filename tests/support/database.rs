@@ -38,14 +38,14 @@ impl Database {
         let (host, _) = server_url.rsplit_once('/').expect("the URL names a database");
         let url = format!("{host}/{name}");
         let pool = PgPoolOptions::new().max_connections(32).connect(&url).await.unwrap();
-        let config = set(PostgresConfig::new(&url).unwrap());
-        Schema::new(config.clone()).migrate().await.unwrap();
+        let config = set(PostgresConfig::from_url(&url).unwrap());
+        Schema::new(&config).unwrap().migrate().await.unwrap();
         Self { url, pool, name, config, server_url: server_url.to_owned() }
     }
 
     /// A writer for its outbox.
     pub(crate) fn outbox(&self) -> PostgresOutbox {
-        PostgresOutbox::new(&self.config)
+        PostgresOutbox::new(&self.config).unwrap()
     }
 
     /// Waits until no event is pending; says whether that came about in time.

@@ -112,7 +112,8 @@ pub(crate) fn serve_if_asked() {
 }
 
 async fn serve(settings: RelaySettings, shutdown: impl Future<Output = ()> + Send) {
-    let store = PostgresStore::new(PostgresConfig::new(&settings.database_url).unwrap());
+    let store =
+        PostgresStore::new(&PostgresConfig::from_url(&settings.database_url).unwrap()).unwrap();
     let publisher = KafkaPublisher::new(&KafkaConfig::new(settings.bootstrap)).unwrap();
     Relay::new(Arc::new(store), Arc::new(publisher))
         .with_limits(Limits::default().with_window(settings.window_events))

@@ -13,7 +13,7 @@ use super::database::Database;
 /// A relay of this database to this broker, with the defaults.
 pub(crate) fn relay(database: &Database, bootstrap: &str) -> Relay {
     let publisher = KafkaPublisher::new(&KafkaConfig::new(bootstrap)).unwrap();
-    Relay::new(Arc::new(PostgresStore::new(database.config.clone())), Arc::new(publisher))
+    Relay::new(Arc::new(PostgresStore::new(&database.config).unwrap()), Arc::new(publisher))
 }
 
 /// A relay at work.

@@ -16,24 +16,30 @@ pub(crate) const HOT: [(&str, &str); 6] = [
 ];
 
 /// Columns by which other outboxes mark a row as done. Here a row is pending for as long as it is there.
-pub(crate) const FINISH_MARKERS: [&str; 16] = [
-    "processed_at",
+const FINISH_MARKERS: [&str; 16] = [
     "processed",
-    "published_at",
+    "processed_at",
+    "processed_on",
+    "processed_on_utc",
     "published",
+    "published_at",
     "publicado_em",
-    "sent_at",
     "sent",
+    "sent_at",
     "sent_on",
     "delivered_at",
     "dispatched_at",
-    "processed_on",
-    "processed_on_utc",
     "completed_at",
     "finished_at",
     "status",
     "state",
 ];
+
+/// Whether a column marks rows as done, however its name is written: `ProcessedOnUtc` as `processed_on_utc`.
+pub(crate) fn is_finish_marker(column: &str) -> bool {
+    let plain = |name: &str| name.replace('_', "").to_ascii_lowercase();
+    FINISH_MARKERS.iter().any(|marker| plain(marker) == plain(column))
+}
 
 /// Without these a table is no outbox.
 pub(crate) const NEEDED: [&str; 12] = [
@@ -107,7 +113,6 @@ pub(crate) fn create(config: &PostgresConfig) -> Vec<String> {
   name text not null default '',
   types_rule text not null default 'all',
   types text[] not null default '{{}}',
-  wants integer,
   joined_at timestamptz not null default clock_timestamp(),
   lease_until timestamptz not null
 ) with (fillfactor = 50)"

@@ -138,7 +138,7 @@ async fn a_claim_stops_at_its_byte_budget() {
 /// H034: rows of uneven size do not cost a login each time the budget is used up.
 #[tokio::test]
 async fn a_claim_that_its_bytes_cut_keeps_the_connection() {
-    let outbox = Outbox::with(|config| config.pool_size(2)).await;
+    let outbox = Outbox::with(|config| config.with_pool_size(2)).await;
     let store = outbox.store();
     let sized = |n: usize| event(&n.to_string(), &format!("\"{}\"", "x".repeat(n * 997 % 8192)));
     outbox.append(&(0..400).map(sized).collect::<Vec<_>>()).await;
@@ -204,11 +204,15 @@ async fn load(outbox: &Outbox, rows: u32) {
         .await;
 }
 
-/// Buffers of the outbox table and its indexes that `work` touched, and the few of the look-outs for them.
+/// Buffers of the outbox table, the dead letters and their indexes that `work` touched, and the few of the look-outs for them.
 ///
 /// A session hands its figures in at the end of a statement, once a second: the second time after the work they are
 /// complete. The store has one connection, whose plans must survive the measurement; the other sessions are ended.
-async fn buffers_of(outbox: &Outbox, store: &PostgresStore, work: impl AsyncFnOnce()) -> i64 {
+pub(crate) async fn buffers_of(
+    outbox: &Outbox,
+    store: &PostgresStore,
+    work: impl AsyncFnOnce(),
+) -> i64 {
     let before = handed_in(outbox, store).await;
     work().await;
     handed_in(outbox, store).await - before
@@ -221,7 +225,7 @@ async fn handed_in(outbox: &Outbox, store: &PostgresStore) -> i64 {
                   and application_name <> 'outbox' and state = 'idle'";
     run(&mut others, end).await;
     let touched = "select coalesce(sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit), 0)::int8
-                     from pg_statio_user_tables where relname = 'outbox'";
+                     from pg_statio_user_tables where relname in ('outbox', 'outbox_dead')";
     let (mut last, mut times) = (outbox.number(touched).await, 0);
     while times < 2 {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -236,7 +240,7 @@ async fn handed_in(outbox: &Outbox, store: &PostgresStore) -> i64 {
 /// H075, L2, L3: plans that were made while the table was empty stay bounded when it is full.
 #[tokio::test]
 async fn a_plan_from_the_empty_table_stays_bounded() {
-    let outbox = Outbox::with(|config| config.pool_size(1)).await;
+    let outbox = Outbox::with(|config| config.with_pool_size(2)).await;
     outbox.execute("alter table outbox set (autovacuum_enabled = off); analyze outbox").await;
     let store = outbox.store();
     let (worker, epoch) = sole_owner(&store).await;
@@ -272,7 +276,7 @@ async fn a_plan_from_the_empty_table_stays_bounded() {
 /// B048, H074: dead rows under somebody's old snapshot cost nothing to a claim that starts above them.
 #[tokio::test]
 async fn dead_rows_below_the_cursor_cost_nothing() {
-    let outbox = Outbox::with(|config| config.pool_size(1)).await;
+    let outbox = Outbox::with(|config| config.with_pool_size(2)).await;
     outbox.execute("alter table outbox set (autovacuum_enabled = off)").await;
     let store = outbox.store();
     load(&outbox, 20_000).await;

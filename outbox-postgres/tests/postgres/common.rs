@@ -47,9 +47,17 @@ impl Outbox {
         variable: &str,
         settings: impl FnOnce(PostgresConfig) -> PostgresConfig,
     ) -> Self {
-        let url = new_database(variable).await;
+        Self::on(&url(variable), settings).await
+    }
+
+    /// On this server, without tables.
+    pub(crate) async fn on(
+        server: &str,
+        settings: impl FnOnce(PostgresConfig) -> PostgresConfig,
+    ) -> Self {
+        let url = new_database(server).await;
         let pool = PgPoolOptions::new().max_connections(20).connect_lazy(&url).unwrap();
-        let config = settings(PostgresConfig::new(&url).unwrap());
+        let config = settings(PostgresConfig::from_url(&url).unwrap());
         Self { config, pool, url }
     }
 
@@ -66,15 +74,15 @@ impl Outbox {
     }
 
     pub(crate) fn schema(&self) -> Schema {
-        Schema::new(self.config.clone())
+        Schema::new(&self.config).unwrap()
     }
 
     pub(crate) fn store(&self) -> PostgresStore {
-        PostgresStore::new(self.config.clone())
+        PostgresStore::new(&self.config).unwrap()
     }
 
     pub(crate) fn writer(&self) -> PostgresOutbox {
-        PostgresOutbox::new(&self.config)
+        PostgresOutbox::new(&self.config).unwrap()
     }
 
     /// Appends in a transaction of its own.
@@ -120,10 +128,9 @@ impl Outbox {
 }
 
 /// Makes a database with a random name and returns its URL.
-pub(crate) async fn new_database(variable: &str) -> String {
-    let server = url(variable);
+async fn new_database(server: &str) -> String {
     let name = format!("outbox_test_{}", Uuid::new_v4().simple());
-    let mut connection = PgConnection::connect(&server).await.unwrap();
+    let mut connection = PgConnection::connect(server).await.unwrap();
     let create = format!("create database {name} template template0");
     sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
     connection.close().await.unwrap();

@@ -31,7 +31,7 @@ async fn with_dead(outbox: &Outbox, keys: &[&str]) {
 async fn a_list_meets_every_condition_and_pages() {
     let outbox = Outbox::new().await;
     with_dead(&outbox, &["a", "b", "c"]).await;
-    let letters = DeadLetters::new(&outbox.config);
+    let letters = DeadLetters::new(&outbox.config).unwrap();
     let list = async |change: &dyn Fn(&mut DeadLetterFilter)| {
         let mut filter = DeadLetterFilter::default();
         change(&mut filter);
@@ -59,7 +59,7 @@ async fn a_requeued_event_is_due_and_holds_its_aggregate() {
     let outbox = Outbox::new().await;
     with_dead(&outbox, &["a"]).await;
     outbox.append(&[event("a", "2")]).await;
-    let letters = DeadLetters::new(&outbox.config);
+    let letters = DeadLetters::new(&outbox.config).unwrap();
     let letter = letters.list(&DeadLetterFilter::default()).await.unwrap().remove(0);
     assert!(letters.requeue(letter.entry).await.unwrap());
     assert!(letters.list(&DeadLetterFilter::default()).await.unwrap().is_empty());
@@ -84,10 +84,12 @@ async fn of_operators_at_one_letter_one_wins() {
     let outbox = Outbox::new().await;
     with_dead(&outbox, &["a"]).await;
     let entry =
-        DeadLetters::new(&outbox.config).list(&DeadLetterFilter::default()).await.unwrap()[0].entry;
+        DeadLetters::new(&outbox.config).unwrap().list(&DeadLetterFilter::default()).await.unwrap()
+            [0]
+        .entry;
     let mut tasks = Vec::new();
     for n in 0..8 {
-        let letters = DeadLetters::new(&outbox.config);
+        let letters = DeadLetters::new(&outbox.config).unwrap();
         tasks.push(tokio::spawn(async move {
             if n % 2 == 0 {
                 letters.requeue(entry).await.unwrap()
@@ -111,7 +113,7 @@ async fn a_requeued_event_takes_nobodys_position() {
     with_dead(&outbox, &["a", "b", "c"]).await;
     outbox.execute("truncate outbox restart identity").await;
     outbox.append(&[event("x", "1")]).await;
-    let letters = DeadLetters::new(&outbox.config);
+    let letters = DeadLetters::new(&outbox.config).unwrap();
     for letter in letters.list(&DeadLetterFilter::default()).await.unwrap() {
         assert!(letters.requeue(letter.entry).await.unwrap());
     }
@@ -139,7 +141,7 @@ async fn the_hold_of_a_discarded_head_passes_to_the_event_behind_it() {
     let outbox = Outbox::new().await;
     outbox.append(&[event("a", "1"), event("b", "2"), event("a", "3"), event("a", "4")]).await;
     outbox.execute("update outbox set due_at = 'infinity', attempts = 2 where position = 1").await;
-    assert!(DeadLetters::new(&outbox.config).discard_blocked(1).await.unwrap());
+    assert!(DeadLetters::new(&outbox.config).unwrap().discard_blocked(1).await.unwrap());
     outbox.append(&[event("a", "5")]).await;
     let claimed = sorted(&outbox.store().claim(&everything(16)).await.unwrap());
     let seen: Vec<_> = claimed.iter().map(|e| (e.position(), e.holds_aggregate())).collect();
@@ -157,7 +159,7 @@ async fn a_blocked_head_is_unblocked_or_discarded_once() {
              update outbox set due_at = 'infinity' where position = 3",
         )
         .await;
-    let letters = DeadLetters::new(&outbox.config);
+    let letters = DeadLetters::new(&outbox.config).unwrap();
     let blocked = letters.blocked(0, 10).await.unwrap();
     let found: Vec<_> = blocked.iter().map(|head| (head.position, head.attempts)).collect();
     assert_eq!(found, [(1, 2), (2, 2)]);

@@ -23,9 +23,9 @@ async fn a_link_that_swallows_everything_costs_no_connection_for_good() {
     let outbox = Outbox::new().await;
     outbox.append(&[event("a", "1")]).await;
     let link = Link::open(&outbox.url).await;
-    let config = PostgresConfig::new(&link.url).unwrap();
-    let config = config.pool_size(2).statement_timeout(Duration::from_secs(1));
-    let store = Arc::new(PostgresStore::new(config));
+    let config = PostgresConfig::from_url(&link.url).unwrap();
+    let config = config.with_pool_size(2).with_statement_timeout(Duration::from_secs(1));
+    let store = Arc::new(PostgresStore::new(&config).unwrap());
     for result in claims(&store).await {
         assert_eq!(result, Ok(1), "the link is good");
     }

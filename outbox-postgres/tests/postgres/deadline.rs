@@ -14,7 +14,7 @@ const SOON: Duration = Duration::from_secs(2);
 /// By the defaults the server ends a statement before the relay gives it up, so that none runs on unseen. H157
 #[tokio::test]
 async fn a_slow_statement_ends_before_the_relay_gives_it_up() {
-    let outbox = Outbox::with(|config| config.lock_timeout(FOR_EVER)).await;
+    let outbox = Outbox::with(|config| config.with_lock_timeout(FOR_EVER)).await;
     let mut operator = outbox.session().await;
     run(&mut operator, "begin; lock table outbox").await;
     let began = Instant::now();
@@ -31,7 +31,7 @@ async fn a_slow_statement_ends_before_the_relay_gives_it_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_claims_do_not_cost_the_lease() {
     let outbox = Outbox::with(|config| {
-        config.pool_size(3).lock_timeout(FOR_EVER).statement_timeout(FOR_EVER)
+        config.with_pool_size(3).with_lock_timeout(FOR_EVER).with_statement_timeout(FOR_EVER)
     })
     .await;
     let store = std::sync::Arc::new(outbox.store());
@@ -60,7 +60,7 @@ async fn slow_claims_do_not_cost_the_lease() {
 #[tokio::test]
 async fn a_statement_that_was_given_up_frees_its_connection() {
     let outbox = Outbox::with(|config| {
-        config.pool_size(2).lock_timeout(FOR_EVER).statement_timeout(FOR_EVER)
+        config.with_pool_size(2).with_lock_timeout(FOR_EVER).with_statement_timeout(FOR_EVER)
     })
     .await;
     let store = outbox.store();
@@ -82,7 +82,9 @@ async fn a_statement_that_was_given_up_frees_its_connection() {
 #[tokio::test]
 async fn a_migration_has_a_time_limit_of_its_own() {
     let slow = |config: outbox_postgres::PostgresConfig| {
-        config.statement_timeout(Duration::from_millis(50)).lock_timeout(Duration::from_millis(50))
+        config
+            .with_statement_timeout(Duration::from_millis(50))
+            .with_lock_timeout(Duration::from_millis(50))
     };
     let outbox = Outbox::bare("OUTBOX_TEST_POSTGRES_URL", slow).await;
     outbox

@@ -226,8 +226,8 @@ async fn a_heartbeat_and_a_join_see_each_other() {
 /// H158: a dropped heartbeat, claim or settle leaves the pool usable and no transaction open. B208
 #[tokio::test]
 async fn a_dropped_call_leaves_no_trace_in_the_pool() {
-    let outbox = Outbox::with(|config| config.pool_size(2)).await;
-    let pooled = outbox.reconfigured(|config| config.pooled(true).pool_size(2));
+    let outbox = Outbox::with(|config| config.with_pool_size(2)).await;
+    let pooled = outbox.reconfigured(|config| config.with_pooled(true).with_pool_size(2));
     for store in [outbox.store(), pooled.store()] {
         let worker = worker("dropper");
         store.join(&worker).await.unwrap();

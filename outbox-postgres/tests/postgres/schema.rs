@@ -1,10 +1,9 @@
 //! The tables: created once, compared, refused, adopted.
 
-use std::time::Duration;
-
 use outbox_core::{Pipeline, Store as _, StoreErrorKind, TypeFilter};
 use outbox_postgres::PayloadType;
 
+use crate::claim::buffers_of;
 use crate::common::{LEASE, Outbox, event, everything, run, worker};
 
 const SERVERS: [&str; 2] = ["OUTBOX_TEST_POSTGRES_URL", "OUTBOX_TEST_POSTGRES_NEW_URL"];
@@ -13,7 +12,7 @@ const SERVERS: [&str; 2] = ["OUTBOX_TEST_POSTGRES_URL", "OUTBOX_TEST_POSTGRES_NE
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_migrations_at_once_make_one_schema() {
     for server in SERVERS {
-        let outbox = Outbox::bare(server, |config| config.schema("shop").unwrap()).await;
+        let outbox = Outbox::bare(server, |config| config.with_schema("shop")).await;
         let mut tasks = Vec::new();
         for _ in 0..8 {
             let schema = outbox.schema();
@@ -32,7 +31,7 @@ async fn eight_migrations_at_once_make_one_schema() {
 async fn the_printed_sql_makes_the_same_tables() {
     for payload in [PayloadType::Json, PayloadType::Jsonb, PayloadType::Text, PayloadType::Bytea] {
         let outbox = Outbox::bare("OUTBOX_TEST_POSTGRES_NEW_URL", |config| {
-            config.payload(payload).lanes(7).unwrap().table("my \"events\"").unwrap()
+            config.with_payload(payload).with_lanes(7).with_table("my \"events\"")
         })
         .await;
         outbox.execute(&outbox.schema().sql()).await;
@@ -96,7 +95,7 @@ async fn each_drift_is_named() {
             ),
         ] {
             let schema = format!("s{}", uuid::Uuid::new_v4().simple());
-            let outbox = outbox.reconfigured(|config| config.schema(&schema).unwrap().pool_size(1));
+            let outbox = outbox.reconfigured(|config| config.with_schema(&schema).with_pool_size(2));
             outbox.schema().migrate().await.unwrap();
             let mut operator = outbox.session().await;
             run(&mut operator, &format!("set search_path = {schema}; {change}")).await;
@@ -133,8 +132,7 @@ async fn a_setting_of_storage_is_advice() {
 #[tokio::test]
 async fn any_name_of_a_schema_will_do() {
     for name in ["a $$ b", "it's \"quoted\"", "back\\slash", "$create$ %s"] {
-        let outbox =
-            Outbox::bare("OUTBOX_TEST_POSTGRES_URL", |config| config.schema(name).unwrap());
+        let outbox = Outbox::bare("OUTBOX_TEST_POSTGRES_URL", |config| config.with_schema(name));
         let outbox = outbox.await;
         outbox.execute(&outbox.schema().sql()).await;
         outbox.schema().migrate().await.unwrap();
@@ -189,6 +187,7 @@ async fn a_table_with_a_history_is_refused_with_the_way_out() {
     for (table, way_out) in [
         (format!("create table outbox ({five}, processed_at timestamptz)"), "processed_at"),
         (format!("create table outbox ({five}, publicado_em timestamptz)"), "publicado_em"),
+        (format!("create table outbox ({five}, \"ProcessedOnUtc\" timestamptz)"), "ProcessedOnUtc"),
         (format!("create table outbox ({five}, status text)"), "status"),
         (format!("create table outbox ({five})"), "no column position"),
     ] {
@@ -228,7 +227,7 @@ async fn a_clone_is_refused_until_adopted() {
     clone.execute(&format!("create database {copy} template {name}")).await;
     let url = outbox.url.replace(name, &copy);
     let clone = Outbox {
-        config: outbox_postgres::PostgresConfig::new(&url).unwrap(),
+        config: outbox_postgres::PostgresConfig::from_url(&url).unwrap(),
         pool: sqlx::PgPool::connect_lazy(&url).unwrap(),
         url,
     };
@@ -250,7 +249,7 @@ async fn a_new_timeline_is_refused_where_it_is_pinned() {
     let outbox = Outbox::new().await;
     outbox.execute("update outbox_meta set value = '000000FF' where key = 'timeline'").await;
     outbox.store().join(&worker("w")).await.unwrap();
-    let pinned = outbox.reconfigured(|config| config.pin_timeline(true));
+    let pinned = outbox.reconfigured(|config| config.with_pin_timeline(true));
     let error = pinned.store().join(&worker("w")).await.unwrap_err();
     assert!(error.to_string().contains("timeline"), "{error}");
     pinned.schema().adopt().await.unwrap();
@@ -261,7 +260,7 @@ async fn a_new_timeline_is_refused_where_it_is_pinned() {
 #[tokio::test]
 async fn another_number_of_lanes_is_refused() {
     let outbox = Outbox::new().await;
-    let other = outbox.reconfigured(|config| config.lanes(8).unwrap());
+    let other = outbox.reconfigured(|config| config.with_lanes(8));
     let error = other.store().join(&worker("w")).await.unwrap_err();
     assert!(error.to_string().contains("set lanes to 16"), "{error}");
 }
@@ -273,7 +272,7 @@ async fn rights_on_the_tables_are_enough() {
     let role = format!("r{}", uuid::Uuid::new_v4().simple());
     let limited = outbox.reconfigured(|_| {
         let url = outbox.url.replace("postgres:postgres", &format!("{role}:x"));
-        outbox_postgres::PostgresConfig::new(&url).unwrap()
+        outbox_postgres::PostgresConfig::from_url(&url).unwrap()
     });
     outbox.execute(&format!("create role {role} login password 'x'")).await;
     let refused = limited.store().join(&worker("w")).await.unwrap_err();
@@ -300,13 +299,13 @@ async fn rights_on_the_tables_are_enough() {
 /// H086: a right that is missing is told before anything is published.
 #[tokio::test]
 async fn each_missing_right_is_named() {
-    let outbox = Outbox::with(|config| config.keep(outbox_postgres::Keep::Archive)).await;
+    let outbox = Outbox::with(|config| config.with_keep(outbox_postgres::Keep::Archive)).await;
     let role = format!("r{}", uuid::Uuid::new_v4().simple());
     outbox.execute(&format!("create role {role} login password 'x'")).await;
     let url = outbox.url.replace("postgres:postgres", &format!("{role}:x"));
     let limited = outbox.reconfigured(|_| {
-        let config = outbox_postgres::PostgresConfig::new(&url).unwrap();
-        config.keep(outbox_postgres::Keep::Archive)
+        let config = outbox_postgres::PostgresConfig::from_url(&url).unwrap();
+        config.with_keep(outbox_postgres::Keep::Archive)
     });
     for (right, table) in [
         ("insert", "outbox_dead"),
@@ -331,7 +330,7 @@ async fn each_missing_right_is_named() {
 /// Rows of other pipelines are not read without end. H078
 #[tokio::test]
 async fn the_backlog_of_one_type_reads_a_bounded_part_of_the_others() {
-    let outbox = Outbox::with(|config| config.pool_size(2)).await;
+    let outbox = Outbox::with(|config| config.with_pool_size(2)).await;
     outbox
         .execute(
             "insert into outbox (aggregatetype, aggregateid, type, attempts, due_at)
@@ -344,21 +343,12 @@ async fn the_backlog_of_one_type_reads_a_bounded_part_of_the_others() {
     let types = TypeFilter::Only(["order".to_owned()].into());
     let orders = Pipeline::with_types("orders", types).unwrap();
     let store = outbox.store();
-    let touched = "select sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)::int8
-                     from pg_statio_user_tables where relname in ('outbox', 'outbox_dead')";
-    let start = outbox.number(touched).await;
-    let backlog = store.backlog(&orders, 10).await.unwrap().unwrap();
-    assert_eq!((backlog.pending, backlog.blocked, backlog.dead), (0, 0, 0));
-    drop(store);
-    let mut now = outbox.number(touched).await;
-    // The session hands its figures in when it ends.
-    let open = "select count(*) from pg_stat_activity
-                 where datname = current_database() and application_name = 'outbox'";
-    while outbox.number(open).await > 0 || now == start {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        now = outbox.number(touched).await;
-    }
-    assert!(now - start < 500, "{} buffers", now - start);
+    let buffers = buffers_of(&outbox, &store, async || {
+        let backlog = store.backlog(&orders, 10).await.unwrap().unwrap();
+        assert_eq!((backlog.pending, backlog.blocked, backlog.dead), (0, 0, 0));
+    })
+    .await;
+    assert!(buffers < 500, "{buffers} buffers");
 }
 
 #[tokio::test]
@@ -391,8 +381,9 @@ async fn a_database_without_an_encoding_is_refused() {
     let create = "template template0 encoding 'SQL_ASCII' locale 'C'";
     outbox.execute(&format!("create database {name} {create}")).await;
     let (base, _) = outbox.url.rsplit_once('/').unwrap();
-    let ascii = outbox
-        .reconfigured(|_| outbox_postgres::PostgresConfig::new(&format!("{base}/{name}")).unwrap());
+    let ascii = outbox.reconfigured(|_| {
+        outbox_postgres::PostgresConfig::from_url(&format!("{base}/{name}")).unwrap()
+    });
     ascii.schema().migrate().await.unwrap();
     let error = ascii.store().join(&worker("w")).await.unwrap_err();
     assert!(error.to_string().contains("SQL_ASCII"), "{error}");

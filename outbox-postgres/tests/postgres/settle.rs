@@ -141,7 +141,7 @@ async fn of_two_lanes_only_the_one_still_held_is_settled() {
 /// An operator's open transaction costs one statement, not the lease.
 #[tokio::test]
 async fn a_row_lock_costs_one_statement_and_not_the_lease() {
-    let outbox = Outbox::with(|config| config.lock_timeout(Duration::from_millis(200))).await;
+    let outbox = Outbox::with(|config| config.with_lock_timeout(Duration::from_millis(200))).await;
     let store = outbox.store();
     let (worker, epoch) = sole_owner(&store).await;
     outbox.append(&[event("a", "1")]).await;
@@ -204,7 +204,7 @@ async fn a_refused_row_leaves_all_of_its_statement_unwritten() {
 
 #[tokio::test]
 async fn the_archive_keeps_event_and_destination() {
-    let outbox = Outbox::with(|config| config.keep(Keep::Archive)).await;
+    let outbox = Outbox::with(|config| config.with_keep(Keep::Archive)).await;
     let store = outbox.store();
     let (worker, epoch) = sole_owner(&store).await;
     outbox.append(&["a", "b"].map(|key| event(key, "{\"k\": 1}"))).await;
@@ -241,7 +241,8 @@ async fn a_recovered_lane_starts_its_crash_count_anew() {
 /// for each session.
 #[tokio::test]
 async fn a_settlement_writes_ninety_bytes_of_wal_an_event() {
-    let outbox = Outbox::bare("OUTBOX_TEST_POSTGRES_NEW_URL", |config| config.pool_size(1)).await;
+    let outbox =
+        Outbox::bare("OUTBOX_TEST_POSTGRES_NEW_URL", |config| config.with_pool_size(2)).await;
     outbox.schema().migrate().await.unwrap();
     let store = outbox.store();
     let (worker, epoch) = sole_owner(&store).await;

@@ -92,7 +92,7 @@ async fn due_times_go_by_the_databases_clock() {
 
 #[tokio::test]
 async fn with_unique_ids_the_second_append_changes_nothing() {
-    let outbox = Outbox::with(|config| config.unique_id(true)).await;
+    let outbox = Outbox::with(|config| config.with_unique_id(true)).await;
     assert_eq!(outbox.schema().check().await.unwrap(), []);
     let first = event("a", "1");
     outbox.append(std::slice::from_ref(&first)).await;
@@ -130,18 +130,18 @@ async fn payloads_of_all_column_types_come_back() {
         (PayloadType::Bytea, "any \0 bytes", "any \0 bytes"),
         (PayloadType::Bytea, "", ""),
     ] {
-        let outbox = Outbox::with(|config| config.payload(payload)).await;
+        let outbox = Outbox::with(|config| config.with_payload(payload)).await;
         assert_eq!(outbox.schema().check().await.unwrap(), []);
         let tombstone = NewEvent::builder("order", "a", "Gone").build().unwrap();
         outbox.append(&[event("a", text), tombstone]).await;
-        for config in [outbox.config.clone(), outbox.config.clone().pooled(true)] {
-            let store = outbox_postgres::PostgresStore::new(config);
+        for config in [outbox.config.clone(), outbox.config.clone().with_pooled(true)] {
+            let store = outbox_postgres::PostgresStore::new(&config).unwrap();
             let claimed = sorted(&store.claim(&everything(16)).await.unwrap());
             assert_eq!(claimed[0].payload(), Some(expected.as_bytes()), "{payload:?}");
             assert_eq!(claimed[1].payload(), None, "{payload:?}");
         }
     }
-    let outbox = Outbox::with(|config| config.payload(PayloadType::Bytea)).await;
+    let outbox = Outbox::with(|config| config.with_payload(PayloadType::Bytea)).await;
     let all: Vec<u8> = (0..=255).collect();
     let event = NewEvent::builder("order", "a", "Bytes").payload(all.clone()).build().unwrap();
     outbox.append(&[event]).await;

@@ -1,5 +1,7 @@
 //! How the tables of a file differ from those that this crate creates.
 
+use std::fmt;
+
 use outbox_core::StoreError;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Row};
@@ -10,12 +12,41 @@ use crate::sql::safe;
 /// The tables beside the outbox, by what follows its name.
 const TABLES: [&str; 7] = ["", "_lanes", "_workers", "_dead", "_archive", "_inbox", "_meta"];
 
+/// Indexes that serve operators only, by what follows the table's name.
+const FOR_OPERATORS: [&str; 4] = ["_dead_id", "_archive_id", "_archive_settled", "_inbox_seen"];
+
+/// One thing in the file that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Drift {
+    /// Whether a promise depends on it: then no relay starts. Otherwise it costs time, and is for whoever runs the check.
+    pub hazard: bool,
+    /// What: `column "last_error" of table "outbox"`, say.
+    pub what: String,
+    /// How it is.
+    pub found: String,
+    /// How it should be, and where the way out is not obvious, the way out.
+    pub expected: String,
+}
+
+impl Drift {
+    fn new(what: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> Self {
+        Self { hazard: true, what: what.into(), found: found.into(), expected: expected.into() }
+    }
+}
+
+impl fmt::Display for Drift {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}, expected {}", self.what, self.found, self.expected)
+    }
+}
+
 impl Schema {
-    /// Every difference, in words. What is expected is what a database in memory has after the same statements.
+    /// Every difference. What is expected is what a database in memory has after the same statements.
     pub(super) async fn drift(
         &self,
         connection: &mut SqliteConnection,
-    ) -> Result<Vec<String>, StoreError> {
+    ) -> Result<Vec<Drift>, StoreError> {
         let mut drift = Vec::new();
         let mut expected = SqliteConnectOptions::new()
             .in_memory(true)
@@ -31,23 +62,25 @@ impl Schema {
             let actual = columns(connection, &table).await.map_err(self.failed("describe"))?;
             let wanted = columns(&mut expected, &table).await.map_err(self.failed("describe"))?;
             if actual.is_empty() {
-                drift.push(format!("table {table:?} is missing: run `migrate`"));
+                let what = format!("table {table:?}");
+                drift.push(Drift::new(what, "missing", "to exist: run `migrate`"));
                 continue;
             }
             compare(&table, &actual, &wanted, &mut drift);
             let actual = indexes(connection, &table).await.map_err(self.failed("describe"))?;
             let wanted = indexes(&mut expected, &table).await.map_err(self.failed("describe"))?;
             for (name, sql) in wanted {
-                match actual.iter().find(|(other, _)| *other == name) {
-                    None => drift.push(format!("index {name:?} is missing: run `migrate`")),
-                    Some((_, other)) if *other != sql => {
-                        drift.push(format!("index {name:?} is {other:?} instead of {sql:?}"));
-                    }
-                    Some(_) => {}
+                let found = actual.iter().find(|(other, _)| *other == name);
+                let found = found.map_or("missing", |(_, other)| other);
+                if found != sql {
+                    let suffix = name.strip_prefix(self.config.table.as_str());
+                    let hazard = !suffix.is_some_and(|suffix| FOR_OPERATORS.contains(&suffix));
+                    let difference = Drift::new(format!("index {name:?}"), found, sql);
+                    drift.push(Drift { hazard, ..difference });
                 }
             }
         }
-        if drift.is_empty() {
+        if drift.iter().all(|difference| !difference.hazard) {
             self.compare_settings(connection, &mut drift).await?;
         }
         Ok(drift)
@@ -56,22 +89,18 @@ impl Schema {
     async fn compare_settings(
         &self,
         connection: &mut SqliteConnection,
-        drift: &mut Vec<String>,
+        drift: &mut Vec<Drift>,
     ) -> Result<(), StoreError> {
         let table = &self.config.table;
         let version = self.meta(connection, "version").await?;
         if version.as_deref() != Some(VERSION) {
             let version = version.as_deref().unwrap_or("none");
-            drift.push(format!(
-                "the tables have version {version}, this program reads version {VERSION}"
-            ));
+            drift.push(Drift::new("the version of the tables", version, VERSION));
         }
         let lanes = self.meta(connection, "lanes").await?.unwrap_or_default();
         if lanes != self.config.lanes.to_string() {
-            drift.push(format!(
-                "the table has {lanes} lanes and the setting `lanes` says {}: their number is fixed at creation",
-                self.config.lanes
-            ));
+            let expected = format!("{lanes}: the table's number of lanes is fixed at creation");
+            drift.push(Drift::new("the setting lanes", self.config.lanes.to_string(), expected));
             return Ok(());
         }
         let sql: String =
@@ -82,29 +111,25 @@ impl Schema {
                 .map_err(self.failed("describe"))?;
         let sql = plain(&sql);
         if !sql.contains("autoincrement") {
-            drift.push(format!(
-                "column \"position\" of table {table:?} is not autoincrement: it could repeat"
-            ));
+            let what = format!("column \"position\" of table {table:?}");
+            drift.push(Drift::new(what, "not autoincrement", "autoincrement: it could repeat"));
         }
         if !sql.contains(&plain(&self.sql.lane_expression())) {
-            drift.push(format!(
-                "column \"lane\" of table {table:?} is generated by another expression"
-            ));
+            let what = format!("column \"lane\" of table {table:?}");
+            let expected = format!("to be generated by {}", self.sql.lane_expression());
+            drift.push(Drift::new(what, "generated by another expression", expected));
         }
         let encoding = pragma(connection, "pragma encoding").await.map_err(self.failed("read"))?;
         if encoding != "UTF-8" {
-            drift.push(format!(
-                "the file's text encoding is {encoding}, only UTF-8 gives bytes back untouched"
-            ));
+            let expected = "UTF-8: only it gives bytes back untouched";
+            drift.push(Drift::new("the file's text encoding", encoding, expected));
         }
         let journal =
             pragma(connection, "pragma journal_mode").await.map_err(self.failed("read"))?;
         if !is(self.config.journal, &journal) {
-            drift.push(format!(
-                "the file's journal is {journal:?} and the setting `journal` says {:?}: run `migrate`, or change the \
-                 setting",
-                self.config.journal
-            ));
+            let expected =
+                format!("{:?}: run `migrate`, or change the setting journal", self.config.journal);
+            drift.push(Drift::new("the file's journal", format!("{journal:?}"), expected));
         }
         Ok(())
     }
@@ -122,14 +147,15 @@ impl Schema {
     }
 }
 
-fn compare(table: &str, actual: &[Column], wanted: &[Column], drift: &mut Vec<String>) {
+fn compare(table: &str, actual: &[Column], wanted: &[Column], drift: &mut Vec<Drift>) {
+    let what = |column: &Column| format!("column {:?} of table {table:?}", column.name);
+    let shape = |column: &Column| format!("{:?}", column.shape);
     for column in wanted {
         match actual.iter().find(|other| other.name == column.name) {
-            None => drift.push(format!("column {:?} of table {table:?} is missing", column.name)),
-            Some(other) if other != column => drift.push(format!(
-                "column {:?} of table {table:?} is {:?} instead of {:?}",
-                column.name, other.shape, column.shape
-            )),
+            None => drift.push(Drift::new(what(column), "missing", shape(column))),
+            Some(other) if other != column => {
+                drift.push(Drift::new(what(column), shape(other), shape(column)));
+            }
             Some(_) => {}
         }
     }
@@ -137,15 +163,11 @@ fn compare(table: &str, actual: &[Column], wanted: &[Column], drift: &mut Vec<St
         actual.iter().filter(|column| wanted.iter().all(|other| other.name != column.name))
     {
         if is_finish_marker(&column.name) {
-            drift.push(format!(
-                "column {:?} of table {table:?} looks like a mark of finished rows: here every row is pending",
-                column.name
-            ));
+            let expected = "no such column: a row is pending for as long as it is there";
+            drift.push(Drift::new(what(column), "a finish marker", expected));
         } else if !column.is_optional() {
-            drift.push(format!(
-                "column {:?} of table {table:?} must be nullable or have a default",
-                column.name
-            ));
+            let expected = "nullable or with a default: an insert of the five columns must work";
+            drift.push(Drift::new(what(column), shape(column), expected));
         }
     }
 }

@@ -37,7 +37,7 @@ pub async fn fixture_with(change: impl FnOnce(SqliteConfig) -> SqliteConfig) -> 
     let config = change(SqliteConfig::new(folder.path().join("test.db")));
     Schema::new(&config).unwrap().migrate().await.unwrap();
     let pool = SqlitePool::connect_with(config.connect_options()).await.unwrap();
-    let outbox = SqliteOutbox::new(pool.clone(), &config).unwrap();
+    let outbox = SqliteOutbox::new(&config).unwrap();
     let store = SqliteStore::new(&config).unwrap();
     Fixture { folder, config, pool, outbox, store }
 }
@@ -52,7 +52,7 @@ pub fn one_lane(config: SqliteConfig) -> SqliteConfig {
 
 impl Fixture {
     pub async fn append(&self, events: &[NewEvent]) {
-        let mut tx = self.outbox.begin().await.unwrap();
+        let mut tx = self.outbox.begin(&self.pool).await.unwrap();
         self.outbox.append(&mut tx, events).await.unwrap();
         self.outbox.commit(tx).await.unwrap();
     }
