@@ -6,18 +6,21 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use outbox_core::StoreError;
+use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgPoolOptions};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres};
 use tokio::sync::oneshot;
 
 use crate::PostgresConfig;
-use crate::error::{spoils_connection, store_error};
+use crate::error::{connect_error, spoils_connection, store_error};
 
 /// What a client waits beyond the server's own time limit before it gives the connection up.
 const GRACE: Duration = Duration::from_millis(500);
 /// What is left to a statement whose caller has given up: most end by then, and their connection stays of use.
 const GIVEN_UP: Duration = Duration::from_millis(500);
+/// How long to look for the reason when there is no connection.
+const REASON: Duration = Duration::from_millis(500);
 /// A connection that was idle for longer is tested before it is used.
 const TEST_AFTER_IDLE: Duration = Duration::from_secs(1);
 
@@ -34,6 +37,7 @@ pub(crate) struct Database {
     /// What opens a transaction behind a pooler, with all settings local to it; `None` is a connection of our own.
     begin: Option<Arc<str>>,
     deadline: Duration,
+    /// The outbox table and where it is, for messages.
     table: Arc<str>,
 }
 
@@ -62,11 +66,11 @@ impl Database {
             broken,
             begin: config.pooled.then(|| begin_local(config).into()),
             deadline: config.statement_timeout + GRACE,
-            table: config.names().live.into(),
+            table: format!("{} at {}", config.names().live, place(&config.connect)).into(),
         }
     }
 
-    /// The outbox table, for messages.
+    /// The outbox table and where it is, for messages.
     pub(crate) fn table(&self) -> &str {
         &self.table
     }
@@ -133,12 +137,15 @@ impl Database {
             + 'static,
     {
         let (pool, deadline, broken) = (self.pool.clone(), self.deadline, self.broken.clone());
+        let table = Arc::clone(&self.table);
         // Dropped with this future.
         let (_caller, mut gone) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
             let mut connection = tokio::select! {
-                acquired = pool.acquire() => acquired?,
-                _ = &mut gone => return Err(timed_out()),
+                acquired = connection(&pool) => {
+                    acquired.map_err(|error| connect_error(action, &table, error))?
+                }
+                _ = &mut gone => return Err(store_error(action, &table, timed_out())),
             };
             let given_up = async {
                 let _ = gone.await;
@@ -154,17 +161,49 @@ impl Database {
             }
             if result.as_ref().map_or_else(spoils_connection, spoiled) {
                 drop(connection.detach());
+            } else {
+                give_back(connection);
             }
-            result
+            result.map_err(|error| store_error(action, &table, error))
         });
-        let result = task.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed));
-        result.map_err(|error| store_error(action, &self.table, error))
+        let crashed = |_| Err(store_error(action, &self.table, sqlx::Error::WorkerCrashed));
+        task.await.unwrap_or_else(crashed)
     }
 }
 
 impl fmt::Debug for Database {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Database").field("table", &self.table).finish_non_exhaustive()
+    }
+}
+
+/// A connection, or why there is none: the pool tries again for as long as it may, and then tells no reason.
+async fn connection(pool: &PgPool) -> Result<PoolConnection<Postgres>, sqlx::Error> {
+    match pool.acquire().await {
+        Err(sqlx::Error::PoolTimedOut) if pool.size() < pool.options().get_max_connections() => {
+            let options = pool.connect_options();
+            match tokio::time::timeout(REASON, PgConnection::connect_with(&options)).await {
+                Ok(Err(reason)) => Err(reason),
+                Ok(Ok(_)) => Err(sqlx::Error::PoolTimedOut),
+                Err(_) => Err(no_answer()),
+            }
+        }
+        acquired => acquired,
+    }
+}
+
+/// Puts a connection back. The pool looks first whether it still answers, and without a limit: a link that has just died
+/// would take the place in the pool with it, and a single connection for leases has one place.
+fn give_back(mut connection: PoolConnection<Postgres>) {
+    tokio::spawn(tokio::time::timeout(GRACE, connection.return_to_pool()));
+}
+
+/// Host, port and database.
+fn place(connect: &PgConnectOptions) -> String {
+    let database = connect.get_database().unwrap_or_else(|| connect.get_username());
+    match connect.get_socket() {
+        Some(socket) => format!("{}/{database}", socket.display()),
+        None => format!("{}:{}/{database}", connect.get_host(), connect.get_port()),
     }
 }
 
@@ -187,10 +226,15 @@ where
 }
 
 fn timed_out() -> sqlx::Error {
-    sqlx::Error::Io(std::io::Error::new(
-        std::io::ErrorKind::TimedOut,
-        "the server did not answer within the statement timeout",
-    ))
+    io_timed_out("the server did not answer within the statement timeout")
+}
+
+fn no_answer() -> sqlx::Error {
+    io_timed_out("the server does not answer")
+}
+
+fn io_timed_out(reason: &'static str) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, reason))
 }
 
 const BEGIN: &str = "begin isolation level read committed";
