@@ -9,6 +9,7 @@ mod dead_link;
 mod deadline;
 mod inbox;
 mod leases;
+mod outage;
 mod probe;
 mod schema;
 mod settle;
