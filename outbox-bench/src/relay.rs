@@ -94,7 +94,7 @@ pub fn run(options: &Options, allocations: fn() -> Option<u64>) -> Result<Draine
         let monitor = table::connect(&options.postgres_url, &options.database).await?;
         let meter = Meter::start(&options.bootstrap, Some(monitor)).await?;
         let (start, before) = (Instant::now(), allocations());
-        let (relay, counts) = relay(config, options)?;
+        let (relay, counts) = relay(&config, options)?;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let relay = tokio::spawn(relay.run(async {
             let _ = stopped.await;
@@ -130,8 +130,8 @@ pub fn run(options: &Options, allocations: fn() -> Option<u64>) -> Result<Draine
 /// # Errors
 ///
 /// When a setting is refused.
-pub fn relay(config: PostgresConfig, options: &Options) -> Result<(Relay, Arc<Counts>)> {
-    let (store, counts) = Counted::new(PostgresStore::new(&config)?, options.events);
+pub fn relay(config: &PostgresConfig, options: &Options) -> Result<(Relay, Arc<Counts>)> {
+    let (store, counts) = Counted::new(PostgresStore::new(config)?, options.events);
     let publisher = KafkaPublisher::new(&KafkaConfig::new(&options.bootstrap))?;
     let mut limits = Limits::default();
     if let Some(window) = options.tuning.window {

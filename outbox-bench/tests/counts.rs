@@ -125,7 +125,7 @@ fn drain(postgres_url: &str, events: u64, lanes: u16, batch: Option<usize>) -> D
             tuning: Tuning { lanes, window: None, batch, calls: None, threads: 1 },
         };
         let before = allocations();
-        let (relay, counts) = relay(table.config().unwrap(), &options).unwrap();
+        let (relay, counts) = relay(&table.config().unwrap(), &options).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let mut timing = Timing::default();
         // Sweeps come by time too, and are counted as claims.

@@ -74,7 +74,6 @@ impl Harness {
         let pool = PgPoolOptions::new().connect_lazy_with(application);
         let config = PostgresConfig::new(options.application_name(&name))
             .with_schema(&name)
-            .unwrap()
             .with_payload(payload)
             .with_pooled(pooled)
             .with_pool_size(3);

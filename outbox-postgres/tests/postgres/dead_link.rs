@@ -113,7 +113,8 @@ impl Valve {
     {
         let mut buffer = vec![0; 64 << 10];
         while let Ok(count) = from.read(&mut buffer).await {
-            let open = self.born % 2 == 0 && self.weather.load(Ordering::SeqCst) == self.born;
+            let open =
+                self.born.is_multiple_of(2) && self.weather.load(Ordering::SeqCst) == self.born;
             if !open {
                 // Neither side hears of the end: both sockets stay open, and nothing comes through.
                 std::future::pending::<()>().await;
