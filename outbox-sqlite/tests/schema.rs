@@ -103,6 +103,8 @@ async fn every_difference_is_named() {
              alter table outbox drop column last_error;
              alter table outbox add column last_error any;
              alter table outbox_dead drop column reason;
+             update outbox_lanes set owner = null;
+             delete from outbox_workers;
              alter table outbox_workers add column zone text not null;
              drop index outbox_waiting;
              drop index outbox_due;
