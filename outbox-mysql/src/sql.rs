@@ -163,10 +163,10 @@ fn enrol(Names { workers, .. }: &Names) -> String {
 
 // Leases. Lock order everywhere: workers, lanes by number, events.
 
-/// Extends a lease; commits by itself, so that nobody's lock on a lane can cost it. Lease in microseconds, worker.
+/// Extends a lease that has not run out; commits by itself, so that nobody's lock on a lane can cost it. Lease in microseconds, worker.
 fn beat(Names { workers, .. }: &Names) -> String {
     format!(
-        "update {workers} set lease_until = utc_timestamp(6) + interval ? microsecond where worker = ?"
+        "update {workers} set lease_until = utc_timestamp(6) + interval ? microsecond where worker = ? and {LIVE}"
     )
 }
 

@@ -84,7 +84,7 @@ impl MySqlStore {
             })
             .await?;
         if extended == 0 {
-            // Buried, or never entered: it owns nothing, and its types may overlap by now.
+            // Run out, buried, or never entered: its types may overlap with somebody's by now.
             self.enrol(worker, lease).await?;
         }
         let statements = Arc::clone(&self.statements);

@@ -305,7 +305,7 @@ async fn dead_rows_below_the_cursor_cost_nothing() {
 /// one that does not.
 #[tokio::test]
 async fn a_bounded_claim_costs_what_its_range_holds() {
-    let outbox = Outbox::with(|config| config.pool_size(1)).await;
+    let outbox = Outbox::with(|config| config.with_pool_size(2)).await;
     outbox.execute("alter table outbox set (autovacuum_enabled = off)").await;
     let store = outbox.store();
     let _held = dead_rows(&outbox, 200_000).await;
