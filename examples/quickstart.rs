@@ -1,5 +1,7 @@
 //! A shop on one SQLite file: orders and their events commit together, a relay delivers them, a consumer books each
 //! of them once. No server, no flags: `cargo run --example quickstart`.
+//!
+//! In your own program `outbox_sqlite` is `outbox::sqlite`, with the feature `sqlite`.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};

@@ -23,7 +23,7 @@ pub struct Options {
     /// Rounds: raw producer and relay, in turns.
     #[arg(long, default_value_t = 1)]
     pub rounds: u32,
-    /// Events of a round before the first, which is not told: programs are warm then. 0 leaves it out.
+    /// Events of a round before the first, which is not reported: programs are warm then. 0 leaves it out.
     #[arg(long, default_value_t = 300_000)]
     pub warmup: u64,
     /// URL of a superuser and a maintenance database of PostgreSQL; the bench makes its own database.
@@ -139,7 +139,7 @@ async fn raw(servers: &Servers, events: u64) -> Result<Produced> {
     Ok(raw)
 }
 
-/// Runs a command of this program in a process of its own: its CPU time and its memory are nobody else's.
+/// Runs a command of this program in a process of its own: its CPU time and its memory are its own.
 fn child<T: DeserializeOwned>(
     command: &str,
     options: &[(&str, String)],
