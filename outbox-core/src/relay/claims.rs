@@ -138,6 +138,9 @@ impl Reader {
     }
 }
 
+/// Of the room in the window this part is left to due events.
+const ROOM_FOR_DUE: usize = 8;
+
 impl Pipeline {
     /// Starts the next statement of the reader if it may; else when to look again, unless an answer comes first.
     pub(super) fn pump_reader(&mut self, now: Duration) -> Option<Duration> {
@@ -200,15 +203,17 @@ impl Pipeline {
         self.parts.store.capabilities().watermark != Mode::None
     }
 
-    /// How many fresh events may come, and as many that were due; `None` while the window has no room worth a claim.
+    /// How many fresh events may come; `None` while the window has no room worth a claim. Some room is left to due events,
+    /// which come beside them.
     fn claim_limit(&self) -> Option<u32> {
         let limits = &self.parts.limits;
         let unsettled = self.known.unsettled();
         let room = limits.window_events.saturating_sub(unsettled);
         let bytes = limits.window_bytes.saturating_sub(self.known.bytes());
         let by_bytes = bytes.min(limits.claim_bytes) / self.reader.event_bytes.max(1);
+        let for_due = room.div_ceil(ROOM_FOR_DUE);
         let limit =
-            limits.claim_events.min(room / 2).min(by_bytes.max(usize::from(unsettled == 0)));
+            limits.claim_events.min(room - for_due).min(by_bytes.max(usize::from(unsettled == 0)));
         let worthwhile = limits.claim_events.min(limits.window_events) / 4;
         (limit > 0 && (limit >= worthwhile || unsettled == 0 || by_bytes < worthwhile))
             .then(|| u32::try_from(limit).unwrap_or(u32::MAX))
@@ -402,6 +407,10 @@ impl Pipeline {
     fn admit(&mut self, asked: &Asked, claimed: Claimed) -> usize {
         let mut last: Vec<Position> = asked.lanes.iter().map(|(cursor, _)| cursor.from).collect();
         let mut new = Vec::with_capacity(claimed.events.len());
+        // Due events that find no room come again with a later claim: they stand where they stood.
+        let room = self.parts.limits.window_events.saturating_sub(self.known.unsettled());
+        let fresh = claimed.events.iter().filter(|event| !event.is_waiting()).count();
+        let mut for_due = room.saturating_sub(fresh);
         for event in claimed.events {
             let at = asked.lanes.iter().position(|(cursor, epoch)| {
                 cursor.lane == event.lane()
@@ -418,9 +427,14 @@ impl Pipeline {
                 self.lanes.entry(event.lane()).and_modify(|lane| lane.rewind(event.position()));
                 continue;
             }
-            if !self.known.contains(event.position()) {
-                new.push(event);
+            if self.known.contains(event.position()) {
+                continue;
             }
+            if event.is_waiting() {
+                let Some(left) = for_due.checked_sub(1) else { continue };
+                for_due = left;
+            }
+            new.push(event);
         }
         let probed = self.watermark_is_probed();
         for (((cursor, epoch), read), last) in asked.lanes.iter().zip(&claimed.reads).zip(last) {

@@ -400,12 +400,12 @@ async fn claims_that_fail_come_ever_more_rarely() {
     assert!((5..=40).contains(&claims), "{claims} claims failed in a minute");
 }
 
-/// Due rows come beside the fresh ones.
+/// Due rows come beside the fresh ones. Nothing is settled here, so what was published is what the window holds.
 #[tokio::test(start_paused = true)]
 async fn a_claim_brings_no_more_than_the_window_holds() {
     let mut stage = Stage::new();
     stage.limits = Limits::default().with_window(8).with_batch(8);
-    stage.broker.script(FaultRule::always(Fault::Slow(LONG)));
+    stage.script.close("settle", At::Snapshot);
     for n in 0..10 {
         stage.write(&format!("due {n}"), &["due 300"]).await;
     }
@@ -424,8 +424,8 @@ async fn a_claim_brings_no_more_than_the_window_holds() {
             stage.after(3000).await;
         })
         .await;
-    let given = stage.script.given();
-    assert!((4..=8).contains(&given), "{given} events in a window of 8");
+    let published = stage.broker.messages().len();
+    assert!((7..=8).contains(&published), "{published} events in a window of 8");
 }
 
 /// An append arms the hint before its commit: the relay polls fast, but it does not run in circles.

@@ -42,8 +42,6 @@ struct Inner {
     fails: Mutex<Option<Fails>>,
     /// How many rows a claim can look at before it gets no answer.
     look: Mutex<Option<usize>>,
-    /// Every position that a claim has given.
-    given: Mutex<BTreeSet<Position>>,
     worker: Mutex<Option<Worker>>,
 }
 
@@ -63,7 +61,6 @@ impl Script {
             blind: Mutex::default(),
             fails: Mutex::default(),
             look: Mutex::default(),
-            given: Mutex::default(),
             worker: Mutex::default(),
         }))
     }
@@ -128,11 +125,6 @@ impl Script {
     /// Claims that would look at more rows than this get no answer from now on.
     pub(crate) fn look_at_most(&self, rows: usize) {
         *self.0.look.lock().unwrap() = Some(rows);
-    }
-
-    /// How many rows claims have given so far.
-    pub(crate) fn given(&self) -> usize {
-        self.0.given.lock().unwrap().len()
     }
 
     fn is_too_much(&self, request: &ClaimRequest) -> bool {
@@ -206,7 +198,6 @@ impl Store for Script {
         }
         let mut claimed = self.0.table.claim(request).await?;
         claimed.server = self.0.server.lock().unwrap().clone();
-        self.0.given.lock().unwrap().extend(claimed.events.iter().map(Event::position));
         self.pass("claim", At::Reply).await;
         Ok(claimed)
     }
