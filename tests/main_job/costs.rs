@@ -15,8 +15,9 @@ use crate::support::{alone, server};
 const IDLE_FOR: Duration = Duration::from_secs(12);
 const BATCH: i64 = 1000;
 const BATCHES: i64 = 40;
-/// Claims that find nothing while the backlog is being written, and behind its end: the pause between them doubles.
-const EMPTY_CLAIMS: i64 = 16;
+/// Claims that find nothing while the backlog is being written and behind its end, and settles of fewer events than a batch
+/// has. With these a third statement per batch still shows; `outbox-bench/tests/counts.rs` counts a longer drain exactly.
+const BESIDES: i64 = 32;
 /// Statements that come with time and not with events: heartbeats, looks at open writers, figures for metrics.
 const UPKEEP_PER_SECOND: f64 = 12.0;
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
@@ -65,7 +66,7 @@ fn a_batch_of_a_thousand_costs_two_statements_whatever_the_number_of_lanes() {
             counter.print(seconds).await;
             relay.stop().await;
             assert!(
-                batches <= 2 * BATCHES + EMPTY_CLAIMS,
+                batches <= 2 * BATCHES + BESIDES,
                 "{batches} claims and settles for {BATCHES} batches, {lanes} lanes"
             );
             assert!(
