@@ -14,6 +14,9 @@ use crate::topology::{Exchange, Queue};
 pub struct RabbitMqConfig {
     /// `amqp://user:password@host:port/vhost`, or `amqps://…` for TLS. The virtual host is percent-encoded: `/` is `%2f`.
     pub url: String,
+    /// Further nodes of the same cluster: `host`, or `host:port`, with everything else as in `url`; none by default. When a node
+    /// gives no connection, the next one is tried, each for [`connect_timeout`](Self::connect_timeout).
+    pub hosts: Vec<String>,
     /// Whom to trust and who we are, for `amqps://`; the system's authorities and no certificate when absent.
     pub tls: Option<Tls>,
     /// What the router's destination names; an exchange by default.
@@ -37,7 +40,7 @@ pub struct RabbitMqConfig {
     /// The largest payload in bytes; 16 MiB by default, which is what RabbitMQ 4 takes (`max_message_size`). A larger one
     /// is refused for good before it is sent: the broker would close the channel.
     pub max_message_bytes: usize,
-    /// Time for a new connection until it can be used; 5 s by default.
+    /// Time for a new connection to one node until it can be used; 5 s by default.
     pub connect_timeout: Duration,
     /// A connection on which nothing came for twice this time is dead; 10 s by default, in whole seconds.
     pub heartbeat: Duration,
@@ -52,6 +55,7 @@ impl RabbitMqConfig {
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
+            hosts: Vec::new(),
             tls: None,
             routing: Routing::default(),
             key_header: "aggregateId".to_owned(),
@@ -66,6 +70,13 @@ impl RabbitMqConfig {
             heartbeat: Duration::from_secs(10),
             delivery_deadline: Duration::from_secs(60),
         }
+    }
+
+    /// The same with a further node: `host` or `host:port`.
+    #[must_use]
+    pub fn with_host(mut self, host: impl Into<String>) -> Self {
+        self.hosts.push(host.into());
+        self
     }
 
     /// The same with another routing.
@@ -96,8 +107,8 @@ impl RabbitMqConfig {
         self
     }
 
-    /// Where to connect, after all settings have been looked at.
-    pub(crate) fn uri(&self) -> Result<AMQPUri, PublishError> {
+    /// Where to connect, one for each node, after all settings have been looked at.
+    pub(crate) fn uris(&self) -> Result<Vec<AMQPUri>, PublishError> {
         let refuse = |setting: &str, reason: &str| {
             Err(PublishError::new(format!("rabbitmq setting {setting} is refused: {reason}")))
         };
@@ -149,7 +160,24 @@ impl RabbitMqConfig {
             return refuse("heartbeat", "it must be 1 to 600 s");
         };
         uri.query.heartbeat = Some(heartbeat);
-        Ok(uri)
+        let mut uris = vec![uri];
+        for host in &self.hosts {
+            let Some((host, port)) = self.host_and_port(host) else {
+                return refuse("hosts", &format!("{host:?} is neither host nor host:port"));
+            };
+            let mut uri = uris[0].clone();
+            (uri.authority.host, uri.authority.port) = (host, port);
+            uris.push(uri);
+        }
+        Ok(uris)
+    }
+
+    fn host_and_port(&self, host: &str) -> Option<(String, u16)> {
+        // Whatever else a URL may hold is in the setting url.
+        let plain = !host.is_empty() && !host.contains(['/', '@', '?', '#']);
+        let scheme = self.url.split("://").next()?;
+        let uri = format!("{scheme}://{host}").parse::<AMQPUri>().ok().filter(|_| plain)?;
+        Some((uri.authority.host, uri.authority.port))
     }
 }
 
@@ -159,6 +187,7 @@ impl fmt::Debug for RabbitMqConfig {
         let uri = uri.map(|uri| (uri.authority.host, uri.authority.port, uri.vhost));
         f.debug_struct("RabbitMqConfig")
             .field("host, port, vhost", &uri)
+            .field("hosts", &self.hosts)
             .field("tls", &self.tls)
             .field("routing", &self.routing)
             .field("key_header", &self.key_header)
@@ -287,9 +316,11 @@ mod tests {
     #[test]
     fn a_setting_that_cannot_work_is_refused_by_name_and_reason() {
         type Change = fn(&mut RabbitMqConfig);
-        let changes: [(&str, Change); 13] = [
+        let changes: [(&str, Change); 15] = [
             ("url", |config| config.url = "http://alice:hush-1@x".into()),
             ("url", |config| config.url = "amqp://alice:hush-1@".into()),
+            ("hosts", |config| config.hosts.push("b:x".into())),
+            ("hosts", |config| config.hosts.push("b/c".into())),
             ("tls", |config| config.tls = Some(Tls::default())),
             ("tls", |config| {
                 config.url = "amqps://x".into();
@@ -308,17 +339,25 @@ mod tests {
         for (setting, change) in changes {
             let mut config = config();
             change(&mut config);
-            let error = config.uri().unwrap_err().to_string();
+            let error = config.uris().unwrap_err().to_string();
             let expected = format!("rabbitmq setting {setting} is refused: ");
             assert!(error.starts_with(&expected) && !error.contains("hush"), "{error}");
         }
     }
 
     #[test]
-    fn the_url_names_host_port_and_virtual_host() {
-        let uri = RabbitMqConfig::new("amqp://u:p@h:7/a%2fb").uri().unwrap();
-        assert_eq!((uri.authority.host.as_str(), uri.authority.port), ("h", 7));
-        assert_eq!((uri.vhost.as_str(), uri.query.heartbeat), ("a/b", Some(10)));
+    fn the_url_names_all_but_the_further_hosts() {
+        for (url, port) in [("amqp://u:p@h:7/a%2fb", 5_672), ("amqps://u:p@h:7/a%2fb", 5_671)] {
+            let config = RabbitMqConfig::new(url).with_host("i").with_host("j:8");
+            let uris = config.uris().unwrap();
+            let nodes: Vec<(&str, u16)> =
+                uris.iter().map(|uri| (uri.authority.host.as_str(), uri.authority.port)).collect();
+            assert_eq!(nodes, [("h", 7), ("i", port), ("j", 8)]);
+            for uri in &uris {
+                assert_eq!((uri.vhost.as_str(), uri.query.heartbeat), ("a/b", Some(10)));
+                assert_eq!(uri.authority.userinfo.username, "u");
+            }
+        }
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The publisher: hands messages to the connection, opens another when it is gone.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
-use lapin::uri::AMQPUri;
+use lapin::uri::{AMQPAuthority, AMQPUri};
 use outbox_core::{Batch, Failure, KeyOrder, PublishError, Publisher};
 
 use crate::RabbitMqConfig;
@@ -37,7 +37,8 @@ use crate::wire;
 ///
 /// # Connection
 ///
-/// One, opened by the first call, and by the next call after it was lost: the relay decides when to try again.
+/// One, opened by the first call, and by the next call after it was lost: the relay decides when to try again. It leads to
+/// the node that the last one led to, or to the next of [`RabbitMqConfig::hosts`] that gives one.
 /// Nothing is taken over from one connection to the next. When a broker closes a *channel* for one of its messages,
 /// the others of that channel are sent again one by one, and may come twice.
 ///
@@ -45,7 +46,10 @@ use crate::wire;
 #[derive(Debug)]
 pub struct RabbitMqPublisher {
     config: Arc<RabbitMqConfig>,
-    uri: AMQPUri,
+    /// One for each node.
+    uris: Vec<AMQPUri>,
+    /// The node to be tried next.
+    node: AtomicUsize,
     figures: Arc<Figures>,
     live: Mutex<Option<Arc<Session>>>,
     /// Ends the connection that is being made.
@@ -64,7 +68,8 @@ impl RabbitMqPublisher {
     /// When a setting is refused; the text names it and says why.
     pub fn new(config: &RabbitMqConfig) -> Result<Self, PublishError> {
         Ok(Self {
-            uri: config.uri()?,
+            uris: config.uris()?,
+            node: AtomicUsize::new(0),
             config: Arc::new(config.clone()),
             figures: Arc::default(),
             live: Mutex::default(),
@@ -86,6 +91,36 @@ impl RabbitMqPublisher {
                 "it was lost before the message was confirmed, which may have been written",
             );
         }
+        let mut errors = Vec::new();
+        for _ in &self.uris {
+            // Whatever ends this try, the next one is at another node.
+            let node = self.node.fetch_add(1, Ordering::Relaxed) % self.uris.len();
+            match self.connect(era, &self.uris[node]).await? {
+                Ok(session) => {
+                    self.node.store(node, Ordering::Relaxed);
+                    return Some(Ok(session));
+                }
+                Err(error) => errors.push((node, error)),
+            }
+        }
+        Some(Err(self.no_node(errors)))
+    }
+
+    fn no_node(&self, mut errors: Vec<(usize, PublishError)>) -> PublishError {
+        if errors.len() == 1 {
+            return errors.remove(0).1;
+        }
+        let reasons: Vec<String> = errors
+            .iter()
+            .map(|(node, error)| {
+                let AMQPAuthority { host, port, .. } = &self.uris[*node].authority;
+                format!("{host}:{port}: {error}")
+            })
+            .collect();
+        PublishError::new(reasons.join("; "))
+    }
+
+    async fn connect(&self, era: u64, uri: &AMQPUri) -> Option<Result<Arc<Session>, PublishError>> {
         let plug = Plug::default();
         *lock(&self.connecting) = plug.clone();
         // Checked behind the plug: an `abandon` from now on pulls it.
@@ -93,8 +128,7 @@ impl RabbitMqPublisher {
             return None;
         }
         let guard = plug.guard();
-        let (config, figures, uri) = (self.config.clone(), self.figures.clone(), self.uri.clone());
-        let open = Session::open(config, figures, uri, plug);
+        let open = Session::open(self.config.clone(), self.figures.clone(), uri.clone(), plug);
         let timeout = self.config.connect_timeout;
         let opened = tokio::time::timeout(timeout, open).await.unwrap_or_else(|_| {
             Err(PublishError::new(format!(

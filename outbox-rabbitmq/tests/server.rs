@@ -249,3 +249,29 @@ async fn a_silent_broker_does_not_hold_up_a_connection_for_ever() {
     assert_eq!(classes(&verdicts), [UNAVAILABLE]);
     assert!(failure(&verdicts[0]).reason.contains("connect_timeout"), "{verdicts:?}");
 }
+
+/// A node that is down and one that says nothing are passed over, and the one that is left serves.
+#[tokio::test]
+async fn the_next_node_is_tried_when_one_gives_no_connection() {
+    let broker = Broker::connect(&shared()).await;
+    let queue = random("nodes");
+    broker.queue(&queue, &[]).await;
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut config = to_queues(&common::through(&shared(), "127.0.0.1:1"))
+        .with_host(silent.local_addr().unwrap().to_string());
+    config.connect_timeout = Duration::from_secs(1);
+    let alone = publisher(&config);
+    let verdicts = publish(&alone, messages(&queue, 1)).await;
+    assert_eq!(classes(&verdicts), [UNAVAILABLE]);
+    let reason = &failure(&verdicts[0]).reason;
+    assert!(reason.contains("127.0.0.1:1: ") && reason.contains("within 1s"), "{reason}");
+
+    let publisher = publisher(&config.with_host(common::address(&shared())));
+    assert_eq!(classes(&publish(&publisher, messages(&queue, 1)).await), [CONFIRMED]);
+    // It goes on with this one: another connection takes no time.
+    publisher.abandon().await;
+    let started = std::time::Instant::now();
+    assert_eq!(classes(&publish(&publisher, messages(&queue, 1)).await), [CONFIRMED]);
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    assert_eq!(broker.take(&queue).await.len(), 2);
+}
