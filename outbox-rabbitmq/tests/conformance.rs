@@ -1,4 +1,5 @@
-//! The publisher's contract, on the shared broker, each rule behind a proxy of its own.
+//! The publisher's contract, on the shared broker and on RabbitMQ 4, with a quorum queue and with a classic one; each rule
+//! behind a proxy of its own.
 
 #![allow(clippy::unwrap_used)] // A test.
 
@@ -17,28 +18,29 @@ use tokio::sync::Mutex;
 
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// A topic exchange whose one binding is the type of the kit's events, and a quorum queue behind it.
+/// A topic exchange whose one binding is the type of the kit's events, and a queue behind it.
 struct Harness {
+    url: String,
     proxy: Proxy,
     broker: Broker,
     exchange: Arc<str>,
     received: Mutex<Vec<Received>>,
 }
 
-async fn harness() -> Harness {
-    let broker = Broker::connect(&shared()).await;
+async fn harness(url: String, queue_type: &str) -> Harness {
+    let broker = Broker::connect(&url).await;
     let exchange: Arc<str> = random("conformance").into();
     broker.topic_exchange(&exchange).await;
-    broker.queue(&exchange, &[("x-queue-type", AMQPValue::LongString("quorum".into()))]).await;
+    broker.queue(&exchange, &[("x-queue-type", AMQPValue::LongString(queue_type.into()))]).await;
     broker.bind(&exchange, &exchange, "Created.v1").await;
-    let proxy = Proxy::before(address(&shared()));
-    Harness { proxy, broker, exchange, received: Mutex::default() }
+    let proxy = Proxy::before(address(&url));
+    Harness { url, proxy, broker, exchange, received: Mutex::default() }
 }
 
 #[async_trait]
 impl PublisherHarness for Harness {
     async fn publisher(&self) -> Arc<dyn Publisher> {
-        let mut config = RabbitMqConfig::new(through(&shared(), &self.proxy.address()));
+        let mut config = RabbitMqConfig::new(through(&self.url, &self.proxy.address()));
         config.delivery_deadline = DEADLINE;
         config.max_message_bytes = 1_000_000;
         Arc::new(RabbitMqPublisher::new(&config).unwrap())
@@ -102,4 +104,33 @@ impl PublisherHarness for Harness {
     }
 }
 
-outbox_conformance::publisher_conformance!(harness);
+mod quorum {
+    async fn harness() -> super::Harness {
+        super::harness(super::shared(), "quorum").await
+    }
+
+    outbox_conformance::publisher_conformance!(harness);
+}
+
+mod classic {
+    async fn harness() -> super::Harness {
+        super::harness(super::shared(), "classic").await
+    }
+
+    outbox_conformance::publisher_conformance!(harness);
+}
+
+mod rabbitmq_4 {
+    use std::sync::LazyLock;
+
+    use xtask::services::{RabbitMq, RabbitMqVersion};
+
+    /// The one broker of these tests.
+    static BROKER: LazyLock<RabbitMq> = LazyLock::new(|| RabbitMq::start(RabbitMqVersion::V4));
+
+    async fn harness() -> super::Harness {
+        super::harness(BROKER.url(), "quorum").await
+    }
+
+    outbox_conformance::publisher_conformance!(harness);
+}

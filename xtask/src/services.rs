@@ -1,5 +1,5 @@
 //! Real servers on this machine, without containers: PostgreSQL 15 and 18, pgbouncer, MySQL 9, MariaDB,
-//! Apache Kafka, RabbitMQ, ElasticMQ.
+//! Apache Kafka, RabbitMQ 3 and 4, ElasticMQ.
 //!
 //! Two ways to use them:
 //!
@@ -39,5 +39,5 @@ pub use kafka::Kafka;
 pub use kafka_secure::SecureKafka;
 pub use mysql::{MariaDb, MySql};
 pub use postgres::{Postgres, PostgresVersion};
-pub use rabbitmq::RabbitMq;
+pub use rabbitmq::{RabbitMq, RabbitMqVersion};
 pub use shared::{Status, Variable, start, status, stop, variables};

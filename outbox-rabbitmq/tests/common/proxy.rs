@@ -1,4 +1,4 @@
-//! A TCP proxy before a broker: its line can be cut, its answers delayed or held back, and one message misdirected.
+//! A TCP proxy before a broker: its line can be cut or narrow, its answers delayed or held back, and one message misdirected.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Stands before a broker on this machine. Its threads end with the test's process.
 #[derive(Debug)]
 pub struct Proxy {
-    port: u16,
+    address: String,
     line: Arc<Line>,
 }
 
@@ -24,6 +24,8 @@ struct State {
     cut: bool,
     silent: bool,
     delay: Duration,
+    /// On the way to the broker.
+    bytes_per_second: Option<u32>,
     /// Bytes after which the line is cut on the way to the broker.
     bytes_left: Option<usize>,
     /// The `message_id` of the message whose routing key becomes one that leads nowhere.
@@ -33,8 +35,13 @@ struct State {
 
 impl Proxy {
     pub fn before(server: impl Into<String>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
+        Self::at("127.0.0.1", server)
+    }
+
+    /// The same, at this loopback address.
+    pub fn at(host: &str, server: impl Into<String>) -> Self {
+        let listener = TcpListener::bind((host, 0)).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
         let line = Arc::new(Line { server: server.into(), ..Line::default() });
         let accepting = line.clone();
         std::thread::spawn(move || {
@@ -43,11 +50,16 @@ impl Proxy {
                 let _ = client.and_then(|client| connect(client, &accepting));
             }
         });
-        Self { port, line }
+        Self { address, line }
     }
 
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        self.address.clone()
+    }
+
+    /// Lets no more than this through to the broker.
+    pub fn limit(&self, bytes_per_second: Option<u32>) {
+        self.line.state.lock().unwrap().bytes_per_second = bytes_per_second;
     }
 
     /// Ends all connections and takes no new ones, or takes them again.
@@ -132,11 +144,14 @@ fn answer(from: &mut TcpStream, to: &mut TcpStream, line: &Line) -> io::Result<(
     }
 }
 
-/// Frame by frame, after the eight bytes that begin a connection.
+/// Frame by frame, after the eight bytes that begin a connection; what is encrypted goes as it is.
 fn forward(from: &mut TcpStream, to: &mut TcpStream, line: &Line) -> io::Result<()> {
     let mut start = [0; 8];
     from.read_exact(&mut start)?;
     to.write_all(&start)?;
+    if !start.starts_with(b"AMQP") {
+        return io::copy(from, to).map(drop);
+    }
     loop {
         let mut frame = read_frame(from)?;
         if is_publish(&frame) {
@@ -150,11 +165,18 @@ fn forward(from: &mut TcpStream, to: &mut TcpStream, line: &Line) -> io::Result<
             drop(state);
             frame.extend(header);
         }
-        if line.state.lock().unwrap().takes(frame.len()) {
-            to.write_all(&frame)?;
-        } else {
+        let mut state = line.state.lock().unwrap();
+        if !state.takes(frame.len()) {
             return Ok(());
         }
+        let limit = state.bytes_per_second;
+        drop(state);
+        if let Some(limit) = limit {
+            std::thread::sleep(
+                Duration::from_secs(1).mul_f64(frame.len() as f64 / f64::from(limit)),
+            );
+        }
+        to.write_all(&frame)?;
     }
 }
 

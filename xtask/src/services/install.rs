@@ -1,4 +1,4 @@
-//! What the servers and the build need: Debian's packages, PostgreSQL 18, MySQL 9, the jars of Kafka and ElasticMQ.
+//! What the servers and the build need: Debian's packages, PostgreSQL 18, MySQL 9, RabbitMQ 4, the jars of Kafka and ElasticMQ.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,6 +7,7 @@ use std::process::Command;
 use super::folders::{self, is_root};
 use super::postgres::PostgresVersion;
 use super::process::run;
+use super::rabbitmq::RabbitMqVersion;
 use super::tls;
 use crate::Result;
 
@@ -35,6 +36,9 @@ const SYSTEM: &[(Need, &str, &str)] = &[
     (Need::Kafka, "openssl", "openssl"),
     (Need::RabbitMq, "/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server"),
     (Need::RabbitMq, "openssl", "openssl"),
+    (Need::RabbitMq4, "mmdebstrap", "mmdebstrap"),
+    (Need::RabbitMq4, "patchelf", "patchelf"),
+    (Need::RabbitMq4, "openssl", "openssl"),
     (Need::ElasticMq, "java", "openjdk-17-jre-headless"),
     (Need::ElasticMq, "mvn", "maven"),
 ];
@@ -53,6 +57,7 @@ pub(crate) enum Need {
     MariaDb,
     Kafka,
     RabbitMq,
+    RabbitMq4,
     ElasticMq,
 }
 
@@ -71,6 +76,7 @@ pub fn install() -> Result<()> {
         Need::MariaDb,
         Need::Kafka,
         Need::RabbitMq,
+        Need::RabbitMq4,
         Need::ElasticMq,
     ])
 }
@@ -78,7 +84,8 @@ pub fn install() -> Result<()> {
 /// The caller holds the lock.
 pub(crate) fn install_for(needs: &[Need]) -> Result<()> {
     system_packages(needs)?;
-    let with_tls = [Need::Postgres, Need::MySql, Need::MariaDb, Need::Kafka, Need::RabbitMq];
+    let with_tls =
+        [Need::Postgres, Need::MySql, Need::MariaDb, Need::Kafka, Need::RabbitMq, Need::RabbitMq4];
     if with_tls.iter().any(|need| needs.contains(need)) {
         tls::create()?;
     }
@@ -87,6 +94,9 @@ pub(crate) fn install_for(needs: &[Need]) -> Result<()> {
     }
     if needs.contains(&Need::MySql) {
         mysql_root()?;
+    }
+    if needs.contains(&Need::RabbitMq4) {
+        rabbitmq_root()?;
     }
     if needs.contains(&Need::Kafka) {
         kafka_jars()?;
@@ -109,17 +119,66 @@ pub(crate) fn postgres(version: PostgresVersion) -> Result<PathBuf> {
 /// unstable: so it is run by their own loader, and all paths stay ordinary.
 pub(crate) fn mysqld() -> Result<(PathBuf, Vec<String>)> {
     let root = mysql_root()?;
-    let loader = match std::env::consts::ARCH {
-        "aarch64" => "usr/lib/ld-linux-aarch64.so.1",
-        _ => "usr/lib64/ld-linux-x86-64.so.2",
-    };
-    let libraries = root.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
     let arguments = [
         "--library-path".to_owned(),
-        libraries.display().to_string(),
+        libraries(&root).display().to_string(),
         root.join("usr/sbin/mysqld").display().to_string(),
     ];
-    Ok((root.join(loader), arguments.into()))
+    Ok((loader(&root), arguments.into()))
+}
+
+/// The loader of a Debian in this folder.
+fn loader(root: &Path) -> PathBuf {
+    root.join(match std::env::consts::ARCH {
+        "aarch64" => "usr/lib/ld-linux-aarch64.so.1",
+        _ => "usr/lib64/ld-linux-x86-64.so.2",
+    })
+}
+
+/// Its libraries.
+fn libraries(root: &Path) -> PathBuf {
+    root.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH))
+}
+
+/// Folders of RabbitMQ's programs and of Erlang's, after downloading what is missing. Debian's scripts in `/usr/sbin` change
+/// the user and lose the environment.
+pub(crate) fn rabbitmq(version: RabbitMqVersion) -> Result<[PathBuf; 2]> {
+    match version {
+        RabbitMqVersion::V3 => Ok(["/usr/lib/rabbitmq/bin".into(), "/usr/bin".into()]),
+        RabbitMqVersion::V4 => {
+            let root = rabbitmq_root()?;
+            Ok(["usr/lib/rabbitmq/bin", "usr/lib/erlang/bin"].map(|folder| root.join(folder)))
+        }
+    }
+}
+
+/// Folder with the files of RabbitMQ 4 and of the libraries that it needs, after downloading what is missing. They are those
+/// of the next Debian: Erlang's programs are told to use the loader and the libraries beside them.
+fn rabbitmq_root() -> Result<PathBuf> {
+    let root = folders::servers().join("rabbitmq-trixie");
+    if root.exists() {
+        return Ok(root);
+    }
+    eprintln!("downloading RabbitMQ 4");
+    let new = fresh_folder(&root)?;
+    run(Command::new("mmdebstrap")
+        .args(["--quiet", "--variant=extract", "--include=rabbitmq-server", "trixie"])
+        .arg(&new))?;
+    let erlang = new.join("usr/lib/erlang");
+    for program in programs(&erlang)? {
+        run(Command::new("patchelf")
+            .arg("--set-interpreter")
+            .arg(loader(&root))
+            .args(["--force-rpath", "--set-rpath"])
+            .arg(libraries(&root))
+            .arg(program))?;
+    }
+    let start = erlang.join("bin/erl");
+    let place = format!("ROOTDIR={}", root.join("usr/lib/erlang").display());
+    let script = fs::read_to_string(&start)?.replace("ROOTDIR=/usr/lib/erlang", &place);
+    fs::write(&start, script)?;
+    fs::rename(&new, &root)?;
+    Ok(root)
 }
 
 /// Lines of `my.cnf` that tell mysqld where its own files are.
@@ -159,6 +218,24 @@ fn mysql_root() -> Result<PathBuf> {
         .arg(&new))?;
     fs::rename(&new, &root)?;
     Ok(root)
+}
+
+/// All compiled programs in this folder and below.
+fn programs(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let (path, kind) = (entry.path(), entry.file_type()?);
+        if kind.is_dir() {
+            found.extend(programs(&path)?);
+        } else if kind.is_file()
+            && path.extension().is_none_or(|extension| extension != "so")
+            && fs::read(&path)?.starts_with(b"\x7fELF")
+        {
+            found.push(path);
+        }
+    }
+    Ok(found)
 }
 
 /// Folder with the jars of Kafka, after downloading them when they are missing.

@@ -20,13 +20,21 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 /// Time for a clean stop.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// Debian's scripts in `/usr/sbin` change the user and lose the environment.
-const PROGRAMS: &str = "/usr/lib/rabbitmq/bin";
+
+/// Which RabbitMQ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RabbitMqVersion {
+    /// 3.10, Debian's.
+    V3,
+    /// 4.0, the next Debian's.
+    V4,
+}
 
 /// A RabbitMQ broker of a test's own. Dropping it kills the broker and removes its data.
 ///
 /// User `guest`, password `guest`, virtual host `/`; no plugins. TLS on a port of its own (certificate for localhost and
-/// 127.0.0.1).
+/// 127.0.0.1; a client may show a certificate of the same authority, and no other).
 ///
 /// All methods panic with the broker's log when they fail: the test cannot go on.
 #[derive(Debug)]
@@ -39,17 +47,17 @@ pub struct RabbitMq {
 impl RabbitMq {
     /// Starts a new, empty broker and waits until it answers.
     #[track_caller]
-    pub fn start() -> Self {
-        Self::start_with(&[])
+    pub fn start(version: RabbitMqVersion) -> Self {
+        Self::start_with(version, &[])
     }
 
     /// As [`start`](Self::start), with further settings of `rabbitmq.conf`, such as `("max_message_size", "2000")`.
     #[track_caller]
-    pub fn start_with(settings: &[(&str, &str)]) -> Self {
-        or_panic(Self::try_start(settings))
+    pub fn start_with(version: RabbitMqVersion, settings: &[(&str, &str)]) -> Self {
+        or_panic(Self::try_start(version, settings))
     }
 
-    fn try_start(settings: &[(&str, &str)]) -> Result<Self> {
+    fn try_start(version: RabbitMqVersion, settings: &[(&str, &str)]) -> Result<Self> {
         let folder = PrivateFolder::new("rabbitmq")?;
         let ports = [
             ReservedPort::any()?,
@@ -59,13 +67,13 @@ impl RabbitMq {
         ];
         let [port, distribution, names, tls] = ports.each_ref().map(ReservedPort::number);
         let ports_of_node = Ports { amqp: port, distribution, names, tls: Some(tls) };
-        let mut node = Node::new(folder.path(), ports_of_node, Lifetime::Parent);
+        let mut node = Node::new(version, folder.path(), ports_of_node, Lifetime::Parent);
         for (name, value) in settings {
             writeln!(node.settings, "{name} = {value}").expect("a string takes all");
         }
         {
             let _lock = folders::lock()?;
-            install::install_for(&[Need::RabbitMq])?;
+            install::install_for(&[version.need()])?;
         }
         node.start()?;
         Ok(Self { node, _ports: ports, _folder: folder })
@@ -92,12 +100,21 @@ impl RabbitMq {
         tls::ca_certificate()
     }
 
+    /// Certificate and key of a client, in PEM, that the broker trusts. Its subject is `CN=outbox test client`.
+    #[track_caller]
+    pub fn client_identity(&self) -> (String, String) {
+        or_panic(tls::client(self.node.process.folder()))
+    }
+
     /// Runs `rabbitmqctl` with these arguments, and returns what it printed. Takes a second or two.
     #[track_caller]
     pub fn ctl(&self, args: &[&str]) -> String {
-        let mut command = Command::new(Path::new(PROGRAMS).join("rabbitmqctl"));
-        command.envs(self.node.environment()).arg("-q").args(args);
-        String::from_utf8_lossy(&or_panic(run(&mut command)).stdout).into_owned()
+        let run = || {
+            let [programs, _] = install::rabbitmq(self.node.version)?;
+            let mut command = Command::new(programs.join("rabbitmqctl"));
+            run(command.envs(self.node.environment()?).arg("-q").args(args))
+        };
+        String::from_utf8_lossy(&or_panic(run()).stdout).into_owned()
     }
 
     /// Ends it cleanly.
@@ -138,6 +155,15 @@ impl RabbitMq {
     }
 }
 
+impl RabbitMqVersion {
+    fn need(self) -> Need {
+        match self {
+            Self::V3 => Need::RabbitMq,
+            Self::V4 => Need::RabbitMq4,
+        }
+    }
+}
+
 impl Drop for RabbitMq {
     fn drop(&mut self) {
         let _ = self.node.process.kill9();
@@ -159,6 +185,7 @@ pub(crate) struct Ports {
 /// A data folder, its ports, the process that serves it, and Erlang's name daemon beside it.
 #[derive(Debug)]
 pub(crate) struct Node {
+    version: RabbitMqVersion,
     pub(crate) process: Process,
     /// Erlang would start it by itself, and it would outlive the node.
     names: Process,
@@ -168,8 +195,14 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(folder: &Path, ports: Ports, lifetime: Lifetime) -> Self {
+    pub(crate) fn new(
+        version: RabbitMqVersion,
+        folder: &Path,
+        ports: Ports,
+        lifetime: Lifetime,
+    ) -> Self {
         Self {
+            version,
             process: Process::new("RabbitMQ", folder, lifetime),
             names: Process::new("epmd", &folder.join("epmd"), lifetime),
             ports,
@@ -192,12 +225,13 @@ impl Node {
             check_free(self.ports.amqp)?;
             let folder = self.process.folder();
             self.configure(folder)?;
+            let [programs, _] = install::rabbitmq(self.version)?;
             let mut args: Vec<String> = self
-                .environment()
+                .environment()?
                 .into_iter()
                 .map(|(name, value)| format!("{name}={value}"))
                 .collect();
-            args.push(format!("{PROGRAMS}/rabbitmq-server"));
+            args.push(programs.join("rabbitmq-server").display().to_string());
             // Erlang ignores an option that it does not know; by this one the process is found again.
             args.extend(["-outbox_folder".to_owned(), format!("{}/", folder.display())]);
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -212,8 +246,13 @@ impl Node {
         stopped
     }
 
-    /// Whether the broker offers to speak AMQP.
+    /// Whether the broker offers to speak AMQP, and listens on the port for TLS if it has one: that comes a moment later.
     pub(crate) fn answers(&self) -> bool {
+        let listens = |port| TcpStream::connect(("127.0.0.1", port)).is_ok();
+        self.offers_amqp() && self.ports.tls.is_none_or(listens)
+    }
+
+    fn offers_amqp(&self) -> bool {
         let ask = || -> Result<u8> {
             let mut stream = TcpStream::connect_timeout(&self.address().parse()?, ANSWER_LIMIT)?;
             stream.set_read_timeout(Some(ANSWER_LIMIT))?;
@@ -233,10 +272,11 @@ impl Node {
         check_free(self.ports.names)?;
         let folder = self.names.folder();
         folders::create(folder)?;
+        let [_, erlang] = install::rabbitmq(self.version)?;
         // Started by a name in our folder, by which it is found again.
         let program = folder.join("epmd");
         if !program.exists() {
-            std::os::unix::fs::symlink(fs::canonicalize("/usr/bin/epmd")?, &program)?;
+            std::os::unix::fs::symlink(fs::canonicalize(erlang.join("epmd"))?, &program)?;
         }
         let port = self.ports.names.to_string();
         self.names.spawn(User::Own, &program, &["-port", &port, "-address", "127.0.0.1"])?;
@@ -266,7 +306,8 @@ impl Node {
                  ssl_options.cacertfile = {}\n\
                  ssl_options.certfile = {}\n\
                  ssl_options.keyfile = {}\n\
-                 ssl_options.verify = verify_none",
+                 ssl_options.verify = verify_peer\n\
+                 ssl_options.fail_if_no_peer_cert = false",
                 file("ca.crt"),
                 file("server.crt"),
                 file("server.key"),
@@ -279,9 +320,12 @@ impl Node {
         Ok(())
     }
 
-    fn environment(&self) -> Vec<(&'static str, String)> {
+    fn environment(&self) -> Result<Vec<(&'static str, String)>> {
         let file = |name: &str| self.process.folder().join(name).display().to_string();
-        vec![
+        let [_, erlang] = install::rabbitmq(self.version)?;
+        let path = std::env::var("PATH").unwrap_or_default();
+        Ok(vec![
+            ("PATH", format!("{}:{path}", erlang.display())),
             // Where the cookie lies that lets `rabbitmqctl` in.
             ("HOME", self.process.folder().display().to_string()),
             ("LANG", "C.UTF-8".to_owned()),
@@ -303,6 +347,6 @@ impl Node {
                 "+sbwt none +sbwtdcpu none +sbwtdio none -kernel inet_dist_use_interface {127,0,0,1}"
                     .to_owned(),
             ),
-        ]
+        ])
     }
 }

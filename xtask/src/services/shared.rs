@@ -13,7 +13,7 @@ use super::mysql::{Brand, Instance};
 use super::pgbouncer::Pgbouncer;
 use super::postgres::{Cluster, PostgresVersion, answers};
 use super::process::{Lifetime, Process};
-use super::rabbitmq;
+use super::rabbitmq::{self, RabbitMqVersion};
 use super::{kafka_wire, ports, tls};
 use crate::Result;
 
@@ -244,6 +244,7 @@ impl Servers {
                 Lifetime::Detached,
             ),
             rabbitmq: rabbitmq::Node::new(
+                RabbitMqVersion::V3,
                 &folder("rabbitmq"),
                 rabbitmq::Ports {
                     amqp: ports::RABBITMQ,

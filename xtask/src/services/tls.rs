@@ -55,6 +55,26 @@ pub(crate) fn server_pem() -> Result<String> {
     Ok(read("server.key")? + &read("server.crt")?)
 }
 
+/// Certificate and key, in PEM, of a client, signed by the same authority. Their files are made in this folder.
+pub(crate) fn client(folder: &Path) -> Result<(String, String)> {
+    let [ca, ca_key] =
+        ["ca.crt", "ca.key"].map(|file| self::folder().join(file).display().to_string());
+    certificate(
+        folder,
+        "client",
+        &[
+            ["-subj", "/CN=outbox test client"],
+            ["-CA", &ca],
+            ["-CAkey", &ca_key],
+            ["-addext", "basicConstraints=critical,CA:FALSE"],
+            ["-addext", "extendedKeyUsage=clientAuth"],
+        ]
+        .concat(),
+    )?;
+    let read = |file: &str| fs::read_to_string(folder.join(file));
+    Ok((read("client.crt")?, read("client.key")?))
+}
+
 /// The certificate of an authority that signed nothing, in this folder.
 pub(crate) fn stranger(folder: &Path) -> Result<PathBuf> {
     authority(folder, "stranger")?;
