@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use outbox::{
-    Batch, Failure, FailureClass, Hint, NewEvent, Publisher, Relay, RetryPolicies, RetryPolicy,
-    async_trait,
+    Batch, Failure, FailureClass, Hint, Inbox as _, NewEvent, Publisher, Relay, RetryPolicies,
+    RetryPolicy, Seen, async_trait,
 };
 use outbox_sqlite::{Schema, SqliteConfig, SqliteInbox, SqliteOutbox, SqliteStore};
 use serde_json::json;
@@ -155,18 +155,21 @@ async fn book_each_once(
     let mut duplicates = 0;
     for _ in 0..5 {
         let delivery = deliveries.recv().await.context("the broker is gone")?;
-        let mut tx = outbox.begin(&pool).await?;
-        if inbox.first_seen(&mut tx, "bookkeeping", &delivery.event_id).await? {
-            sqlx::query("insert into bookings (order_id, what) values (?1, ?2)")
-                .bind(delivery.order_id)
-                .bind(delivery.event_type)
-                .execute(&mut *tx)
-                .await?;
-        } else {
-            println!("    … that one came a second time: not booked again");
-            duplicates += 1;
+        let tx = outbox.begin(&pool).await?;
+        match inbox.once(tx, "bookkeeping", &delivery.event_id).await? {
+            Seen::First(mut tx) => {
+                sqlx::query("insert into bookings (order_id, what) values (?1, ?2)")
+                    .bind(delivery.order_id)
+                    .bind(delivery.event_type)
+                    .execute(&mut *tx)
+                    .await?;
+                tx.commit().await?;
+            }
+            Seen::Again(_) => {
+                println!("    … that one came a second time: not booked again");
+                duplicates += 1;
+            }
         }
-        tx.commit().await?;
     }
     Ok(duplicates)
 }

@@ -92,6 +92,11 @@ mod rabbitmq_page {}
 #[doc = include_str!("../docs/dead-letters.md")]
 mod dead_letters {}
 
+/// The programs in the page on the inbox compile.
+#[cfg(all(doctest, feature = "postgres"))]
+#[doc = include_str!("../docs/inbox.md")]
+mod inbox_page {}
+
 /// The program in the page on Amazon SQS compiles.
 #[cfg(all(doctest, feature = "sqs"))]
 #[doc = include_str!("../docs/sqs.md")]

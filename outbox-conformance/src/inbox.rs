@@ -24,6 +24,16 @@ pub trait InboxTransaction: Send {
     /// Marks through the inbox under test.
     async fn first_seen(&mut self, consumer: &str, event_id: &str) -> Result<bool, StoreError>;
 
+    /// Marks through the inbox under test, told that its events come from `source`. `None`: it knows no sources.
+    async fn first_seen_from(
+        &mut self,
+        _source: &str,
+        _consumer: &str,
+        _event_id: &str,
+    ) -> Option<Result<bool, StoreError>> {
+        None
+    }
+
     /// Commits.
     async fn commit(self: Box<Self>);
 
@@ -44,11 +54,12 @@ macro_rules! inbox_conformance {
             a_mark_counts_from_its_commit_on,
             consumers_and_ids_are_compared_bytewise,
             many_tasks_make_one_effect_per_event,
+            producers_with_equal_ids_do_not_hide_each_others_events,
         }
     };
 }
 
-/// An event is new the first time a consumer sees it, in one transaction or in several.
+/// An event is new the first time a consumer sees it, in one transaction or in several. B274, H203
 pub async fn an_event_is_new_once(harness: &dyn InboxHarness) {
     let mut first = harness.begin().await;
     assert!(seen(&mut *first, "billing", "1").await);
@@ -63,7 +74,7 @@ pub async fn an_event_is_new_once(harness: &dyn InboxHarness) {
     second.commit().await;
 }
 
-/// Effect and mark go together: what is rolled back, or dropped, can be handled again.
+/// Effect and mark go together: what is rolled back, or dropped, can be handled again. B276, H201
 pub async fn a_rolled_back_mark_is_forgotten(harness: &dyn InboxHarness) {
     for drops in [false, true] {
         let mut transaction = harness.begin().await;
@@ -107,7 +118,7 @@ pub async fn a_mark_counts_from_its_commit_on(harness: &dyn InboxHarness) {
     }
 }
 
-/// Consumers and ids that differ in one byte are different. H010
+/// Consumers and ids that differ in one byte are different. H010, H203
 pub async fn consumers_and_ids_are_compared_bytewise(harness: &dyn InboxHarness) {
     let near = ["a", "A", "a ", " a", "\u{e4}", "a\u{308}", "'", "\"", "%", "_", "\\", "1", "01"];
     let long = "x".repeat(255);
@@ -122,7 +133,7 @@ pub async fn consumers_and_ids_are_compared_bytewise(harness: &dyn InboxHarness)
     transaction.commit().await;
 }
 
-/// Of 16 tasks that handle the same 1,000 events, exactly one has the effect of each. H062
+/// Of 16 tasks that handle the same 1,000 events, exactly one has the effect of each. B272, H062, H200
 pub async fn many_tasks_make_one_effect_per_event(harness: &dyn InboxHarness) {
     const EVENTS: usize = 1_000;
     const TASKS: usize = 16;
@@ -141,6 +152,24 @@ pub async fn many_tasks_make_one_effect_per_event(harness: &dyn InboxHarness) {
     let mut effects: Vec<usize> = effects.concat();
     effects.sort_unstable();
     assert_eq!(effects, (0..EVENTS).collect::<Vec<_>>());
+}
+
+/// The same id from two producers is two events; with its source it is none of those without. H203
+pub async fn producers_with_equal_ids_do_not_hide_each_others_events(harness: &dyn InboxHarness) {
+    let mut transaction = harness.begin().await;
+    for source in ["orders", "Orders", "returns"] {
+        let Some(first) = transaction.first_seen_from(source, "billing", "1").await else {
+            return falls_away(
+                "producers_with_equal_ids_do_not_hide_each_others_events",
+                "the inbox knows no sources",
+            );
+        };
+        assert!(first.expect("first_seen works"), "1 of {source}");
+        let again = transaction.first_seen_from(source, "billing", "1").await;
+        assert!(!again.expect("sources").expect("first_seen works"), "1 of {source} again");
+    }
+    assert!(seen(&mut *transaction, "billing", "1").await, "1 of nobody");
+    transaction.commit().await;
 }
 
 async fn seen(transaction: &mut dyn InboxTransaction, consumer: &str, id: &str) -> bool {

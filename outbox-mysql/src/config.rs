@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use outbox_core::{InboxTable, StoreError};
 use sqlx::mysql::MySqlConnectOptions;
 
 /// Where the outbox is, and how it is kept.
@@ -66,6 +67,9 @@ pub enum Keep {
     Archive,
 }
 
+/// The longest name of anything.
+const MAX_NAME_CHARS: usize = 64;
+
 impl MySqlConfig {
     /// The most lanes of a table: a claim is one statement with a part for each.
     pub const MAX_LANES: u16 = 256;
@@ -119,19 +123,8 @@ impl MySqlConfig {
     ///
     /// When the name is empty, longer than [`Self::MAX_TABLE_CHARS`], ends with a space or holds a NUL.
     pub fn with_table(mut self, table: &str) -> Result<Self, InvalidConfig> {
-        let length = table.chars().count();
-        if length == 0
-            || length > Self::MAX_TABLE_CHARS
-            || table.contains('\0')
-            || table.ends_with(' ')
-            || table.chars().any(|c| u32::from(c) > 0xffff)
-        {
-            let max = Self::MAX_TABLE_CHARS;
-            let reason = format!(
-                "{table:?} must have 1 to {max} characters of the basic plane, no NUL, no space at its end"
-            );
-            return Err(InvalidConfig::new("table", reason));
-        }
+        check_name(table, Self::MAX_TABLE_CHARS)
+            .map_err(|reason| InvalidConfig::new("table", reason))?;
         table.clone_into(&mut self.table);
         Ok(self)
     }
@@ -215,6 +208,12 @@ impl MySqlConfig {
     pub(crate) fn names(&self) -> Names {
         Names::new(&self.database, &self.table)
     }
+
+    /// The inbox beside the outbox.
+    pub(crate) fn inbox(&self) -> InboxTable {
+        InboxTable::shared(self.names().plain("_inbox"), "consumer", "event_id")
+            .with_seen_at("seen_at")
+    }
 }
 
 impl fmt::Debug for MySqlConfig {
@@ -258,6 +257,19 @@ impl InvalidConfig {
     }
 }
 
+fn check_name(name: &str, max: usize) -> Result<(), String> {
+    if !(1..=max).contains(&name.chars().count())
+        || name.contains('\0')
+        || name.ends_with(' ')
+        || name.chars().any(|c| u32::from(c) > 0xffff)
+    {
+        return Err(format!(
+            "{name:?} must have 1 to {max} characters of the basic plane, no NUL, no space at its end"
+        ));
+    }
+    Ok(())
+}
+
 /// The names of all tables, quoted, with their database.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
@@ -297,6 +309,30 @@ impl Names {
     /// A table's name as the catalogue has it.
     pub(crate) fn plain(&self, suffix: &str) -> String {
         format!("{}{suffix}", self.table)
+    }
+}
+
+/// The names of an inbox table, quoted, its table with the database.
+#[derive(Clone, Debug)]
+pub(crate) struct InboxNames {
+    pub(crate) table: String,
+    pub(crate) consumer: Option<String>,
+    pub(crate) event_id: String,
+    pub(crate) seen_at: Option<String>,
+}
+
+impl InboxNames {
+    pub(crate) fn new(config: &MySqlConfig, table: &InboxTable) -> Result<Self, StoreError> {
+        for (what, name) in table.names() {
+            check_name(name, MAX_NAME_CHARS)
+                .map_err(|reason| StoreError::misconfigured(format!("{what} {reason}")))?;
+        }
+        Ok(Self {
+            table: format!("{}.{}", quote(&config.database), quote(&table.table)),
+            consumer: table.consumer().map(quote),
+            event_id: quote(&table.event_id),
+            seen_at: table.seen_at.as_deref().map(quote),
+        })
     }
 }
 

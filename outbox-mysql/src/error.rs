@@ -37,6 +37,11 @@ pub(crate) fn is_deadlock(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1020 | 1213))
 }
 
+/// Whether a unique key has that value already. It undoes the statement, not the transaction.
+pub(crate) fn is_duplicate(error: &sqlx::Error) -> bool {
+    number(error) == Some(1062)
+}
+
 /// Whether a row names a parent that is not there.
 pub(crate) fn is_foreign_key_violation(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1216 | 1452))

@@ -9,9 +9,9 @@ pub(crate) mod ddl;
 
 use std::sync::Arc;
 
-use outbox_core::TypeFilter;
+use outbox_core::{InboxTable, TypeFilter};
 
-use crate::config::{Keep, MySqlConfig, Names, literal};
+use crate::config::{InboxNames, Keep, MySqlConfig, Names, literal};
 use ddl::NEVER;
 
 /// The columns of an event that move with it to the dead letters and to the archive.
@@ -670,8 +670,55 @@ fn hold(Names { live, .. }: &Names) -> String {
     )
 }
 
-/// A consumer marks an event as seen. Consumer, event id. Of two transactions one waits for the other. What `ignore`
-/// would hide beside the duplicate (a text that is too long) is refused before.
-pub(crate) fn first_seen(Names { inbox, .. }: &Names) -> String {
-    format!("insert ignore into {inbox} (consumer, event_id) values (?, ?)")
+/// A consumer marks an event as seen. Event id, and consumer where it has a column. Of two transactions one waits for the
+/// other. No `ignore`: beside the duplicate it would hide all that makes the server refuse a row.
+pub(crate) fn first_seen(inbox: &InboxNames) -> String {
+    let InboxNames { table, event_id, consumer, seen_at } = inbox;
+    let (mut columns, mut values) = (event_id.clone(), "?".to_owned());
+    let consumer = consumer.as_ref().map(|column| (column, "?"));
+    let seen_at = seen_at.as_ref().map(|column| (column, "utc_timestamp(6)"));
+    for (column, value) in consumer.into_iter().chain(seen_at) {
+        columns = format!("{columns}, {column}");
+        values = format!("{values}, {value}");
+    }
+    format!("insert into {table} ({columns}) values ({values})")
+}
+
+/// What stands against a table as an inbox.
+pub(crate) fn inbox_faults(config: &MySqlConfig, table: &InboxTable) -> String {
+    let (here, key) = inbox_catalog(config, table);
+    let (count, list) = (table.key().len(), literal(&table.key().join(", ")));
+    format!(
+        "select concat('its column ', column_name, ' is of type ', column_type, ' ', coalesce(collation_name, ''),
+                ': make it varchar(255) character set utf8mb4 collate utf8mb4_0900_bin, on MariaDB utf8mb4_nopad_bin')
+           from information_schema.columns
+          where {here} and column_name in ({key}) and data_type <> 'varbinary'
+            and not (data_type = 'varchar' and collation_name in ('utf8mb4_0900_bin', 'utf8mb4_nopad_bin'))
+         union all
+         select concat('it is of engine ', engine, ', whose marks are not rolled back: make it InnoDB')
+           from information_schema.tables where {here} and engine <> 'InnoDB'
+         union all
+         select concat('it has no unique key of exactly these columns: ', {list})
+           from information_schema.tables
+          where {here} and not exists (
+                select 1 from information_schema.statistics
+                 where {here} and non_unique = 0
+                 group by index_name
+                having count(*) = {count} and sum(column_name in ({key}) and sub_part is null) = {count})"
+    )
+}
+
+/// How many characters each column of an inbox's key takes at least.
+pub(crate) fn inbox_length(config: &MySqlConfig, table: &InboxTable) -> String {
+    let (here, key) = inbox_catalog(config, table);
+    format!(
+        "select cast(min(character_maximum_length) as signed) from information_schema.columns
+          where {here} and column_name in ({key})"
+    )
+}
+
+fn inbox_catalog(config: &MySqlConfig, table: &InboxTable) -> (String, String) {
+    let key: Vec<String> = table.key().into_iter().map(literal).collect();
+    let (database, name) = (literal(config.names().database()), literal(&table.table));
+    (format!("table_schema = {database} and table_name = {name}"), key.join(", "))
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use outbox_core::StoreError;
+use outbox_core::{InboxTable, StoreError};
 use sqlx::postgres::PgConnectOptions;
 
 /// Where the outbox is, and how it is used. Writers, relay, inbox and operator use equal settings.
@@ -255,6 +255,12 @@ impl PostgresConfig {
     pub(crate) fn names(&self) -> Names {
         Names::new(&self.schema, &self.table)
     }
+
+    /// The inbox beside the outbox.
+    pub(crate) fn inbox(&self) -> InboxTable {
+        InboxTable::shared(format!("{}_inbox", self.table), "consumer", "event_id")
+            .with_seen_at("seen_at")
+    }
 }
 
 impl fmt::Debug for PostgresConfig {
@@ -338,6 +344,29 @@ impl Names {
     /// The quoted name of an index, which carries no schema where it is created.
     pub(crate) fn index(&self, suffix: &str) -> String {
         quote(&self.plain(suffix))
+    }
+}
+
+/// The names of an inbox table, quoted, its table with the schema.
+#[derive(Clone, Debug)]
+pub(crate) struct InboxNames {
+    pub(crate) table: String,
+    pub(crate) consumer: Option<String>,
+    pub(crate) event_id: String,
+    pub(crate) seen_at: Option<String>,
+}
+
+impl InboxNames {
+    pub(crate) fn new(config: &PostgresConfig, table: &InboxTable) -> Result<Self, StoreError> {
+        for (what, name) in table.names() {
+            check_name(what, name, PostgresConfig::MAX_SCHEMA_BYTES)?;
+        }
+        Ok(Self {
+            table: format!("{}.{}", quote(&config.schema), quote(&table.table)),
+            consumer: table.consumer().map(quote),
+            event_id: quote(&table.event_id),
+            seen_at: table.seen_at.as_deref().map(quote),
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use outbox_core::TypeFilter;
 
-use crate::config::{Keep, Names, PayloadType, PostgresConfig};
+use crate::config::{InboxNames, Keep, Names, PayloadType, PostgresConfig};
 
 /// The columns of an event that move with it to the dead letters and to the archive.
 const MOVED: &str =
@@ -558,7 +558,36 @@ fn discard_blocked(Names { live, .. }: &Names) -> String {
     )
 }
 
-/// A consumer marks an event as seen. `$1` consumer, `$2` event id. Of two transactions one waits for the other.
-pub(crate) fn first_seen(Names { inbox, .. }: &Names) -> String {
-    format!("insert into {inbox} (consumer, event_id) values ($1, $2) on conflict do nothing")
+/// A consumer marks an event as seen. `$1` event id, `$2` consumer where it has a column. Of two transactions one waits
+/// for the other.
+pub(crate) fn first_seen(inbox: &InboxNames) -> String {
+    let InboxNames { table, event_id, consumer, seen_at } = inbox;
+    let (mut columns, mut values) = (event_id.clone(), "$1".to_owned());
+    let consumer = consumer.as_ref().map(|column| (column, "$2"));
+    let seen_at = seen_at.as_ref().map(|column| (column, "clock_timestamp()"));
+    for (column, value) in consumer.into_iter().chain(seen_at) {
+        columns = format!("{columns}, {column}");
+        values = format!("{values}, {value}");
+    }
+    format!("insert into {table} ({columns}) values ({values}) on conflict do nothing")
 }
+
+/// What stands against a table as an inbox. `$1` table, `$2` columns of its key, `text[]`.
+pub(crate) const INBOX_FAULTS: &str = "
+    select 'its column ' || a.attname || ' is of type ' || format_type(a.atttypid, a.atttypmod)
+           || case when coalesce(l.collisdeterministic, true) then '' else ' with a collation that takes different texts as equal' end
+           || ': make it text'
+      from pg_attribute a left join pg_collation l on l.oid = a.attcollation
+     where a.attrelid = to_regclass($1) and a.attname = any($2) and not a.attisdropped
+       and (a.atttypid not in ('text'::regtype, 'varchar'::regtype) or not l.collisdeterministic)
+    union all
+    select 'it has no unique key of exactly these columns: ' || array_to_string($2, ', ')
+      from pg_class c
+     where c.oid = to_regclass($1) and not exists (
+           select from pg_index i
+            where i.indrelid = c.oid and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null
+              and i.indnkeyatts = cardinality($2)
+              and $2 <@ (select array_agg(a.attname::text)
+                           from unnest(i.indkey::int2[]) with ordinality k (attnum, n)
+                           join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+                          where k.n <= i.indnkeyatts))";

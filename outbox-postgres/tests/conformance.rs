@@ -251,6 +251,16 @@ impl InboxTransaction for HarnessTransaction {
         self.inbox.first_seen(&mut self.transaction, consumer, event_id).await
     }
 
+    async fn first_seen_from(
+        &mut self,
+        source: &str,
+        consumer: &str,
+        event_id: &str,
+    ) -> Option<Result<bool, StoreError>> {
+        let inbox = self.inbox.clone().with_source(source).unwrap();
+        Some(inbox.first_seen(&mut self.transaction, consumer, event_id).await)
+    }
+
     async fn commit(self: Box<Self>) {
         self.transaction.commit().await.unwrap();
     }

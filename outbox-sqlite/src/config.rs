@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use outbox_core::StoreError;
+use outbox_core::{InboxTable, StoreError};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteSynchronous};
 
 /// Where the outbox is, and how it is used. Writers, relay, inbox and operator use equal settings.
@@ -143,20 +143,14 @@ impl SqliteConfig {
         format!("table {:?} of {}", self.table, self.file.display())
     }
 
+    /// The inbox beside the outbox.
+    pub(crate) fn inbox(&self) -> InboxTable {
+        InboxTable::shared(format!("{}_inbox", self.table), "consumer", "event_id")
+            .with_seen_at("seen_at")
+    }
+
     pub(crate) fn validate(&self) -> Result<(), StoreError> {
-        let table = self.table.as_str();
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-        let starts_well = table.bytes().next().is_some_and(|byte| !byte.is_ascii_digit());
-        if !starts_well
-            || table.len() > Self::MAX_TABLE_BYTES
-            || !table.bytes().all(plain)
-            || table.to_ascii_lowercase().starts_with("sqlite_")
-        {
-            return Err(StoreError::misconfigured(format!(
-                "table name {table:?} must have 1 to {} letters, digits or _, must not start with a digit or sqlite_",
-                Self::MAX_TABLE_BYTES
-            )));
-        }
+        check_name("table name", &self.table)?;
         if !(1..=Self::MAX_LANES).contains(&self.lanes) {
             let lanes = self.lanes;
             return Err(StoreError::misconfigured(format!(
@@ -171,6 +165,23 @@ impl SqliteConfig {
         }
         Ok(())
     }
+}
+
+/// Names that need no more than quotes, in every index that carries them.
+pub(crate) fn check_name(what: &str, name: &str) -> Result<(), StoreError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    let starts_well = name.bytes().next().is_some_and(|byte| !byte.is_ascii_digit());
+    if !starts_well
+        || name.len() > SqliteConfig::MAX_TABLE_BYTES
+        || !name.bytes().all(plain)
+        || name.to_ascii_lowercase().starts_with("sqlite_")
+    {
+        return Err(StoreError::misconfigured(format!(
+            "{what} {name:?} must have 1 to {} letters, digits or _, must not start with a digit or sqlite_",
+            SqliteConfig::MAX_TABLE_BYTES
+        )));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

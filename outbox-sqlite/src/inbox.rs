@@ -1,23 +1,62 @@
 //! The consumer's side: an event's effect happens once.
 
-use outbox_core::{Inbox, StoreError, async_trait};
-use sqlx::{Sqlite, Transaction};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::config::SqliteConfig;
+use outbox_core::{Inbox, InboxTable, Marks, StoreError, async_trait};
+use sqlx::{SqlStr, Sqlite, Transaction};
+
+use crate::config::{SqliteConfig, check_name};
 use crate::error::failed;
-use crate::sql::Sql;
+use crate::sql::inbox as sql;
 
 /// Remembers which events a consumer has handled, in the consumer's own database and transaction.
 ///
 /// The transaction should begin with `begin immediate` (as [`crate::SqliteOutbox::begin`] does): the first mark takes
 /// the write lock anyway, and a transaction that has read before may be refused then.
 ///
-/// Marks stay until somebody removes them: `delete from outbox_inbox where seen_at < …`, with a time that no duplicate
-/// outlives.
-#[derive(Debug)]
+/// ```no_run
+/// # use outbox_core::{Inbox as _, Seen};
+/// # use outbox_sqlite::{SqliteConfig, SqliteInbox};
+/// # async fn handle(config: &SqliteConfig, pool: sqlx::SqlitePool, id: &str) -> Result<(), Box<dyn std::error::Error>> {
+/// let inbox = SqliteInbox::new(config)?;
+/// match inbox.once(pool.begin_with("begin immediate").await?, "billing", id).await? {
+///     Seen::First(mut tx) => {
+///         sqlx::query("update accounts set cents = cents + 1250").execute(&mut *tx).await?;
+///         tx.commit().await?;
+///     }
+///     Seen::Again(_) => {}
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// A mark outside a transaction does not compile, so that it cannot commit without the effect:
+///
+/// ```compile_fail,E0308
+/// # async fn handle(inbox: outbox_sqlite::SqliteInbox, mut connection: sqlx::SqliteConnection) {
+/// inbox.first_seen(&mut connection, "billing", "1").await;
+/// # }
+/// ```
+///
+/// Neither does an effect in a transaction whose mark has failed, or stands on another connection:
+///
+/// ```compile_fail,E0382
+/// # use outbox_core::Inbox as _;
+/// # async fn handle(inbox: outbox_sqlite::SqliteInbox, mut tx: sqlx::Transaction<'static, sqlx::Sqlite>) {
+/// let seen = inbox.once(tx, "billing", "1").await;
+/// sqlx::query("update accounts set cents = cents + 1250").execute(&mut *tx).await;
+/// # }
+/// ```
+///
+/// How long marks must stay, and what a consumer may rely on: `docs/inbox.md`.
+#[derive(Clone, Debug)]
 pub struct SqliteInbox {
-    sql: Sql,
-    place: String,
+    config: SqliteConfig,
+    table: InboxTable,
+    marks: Marks,
+    mark: SqlStr,
+    /// Whether the table is known to be an inbox.
+    known: Arc<AtomicBool>,
 }
 
 impl SqliteInbox {
@@ -27,27 +66,91 @@ impl SqliteInbox {
     ///
     /// `Misconfigured` when a setting is out of range.
     pub fn new(config: &SqliteConfig) -> Result<Self, StoreError> {
-        Ok(Self { sql: Sql::new(config)?, place: config.place() })
+        config.validate()?;
+        Ok(Self::on(config, config.inbox(), true))
     }
 
-    /// Marks the event as handled by `consumer`; `false` when it was already. See [`Inbox`] for the contract.
+    /// In this table of the same file, which is there already. It is looked at before the first mark: its key must be
+    /// unique, and its columns text that compares byte for byte. A column for the time holds microseconds since 1970.
     ///
     /// # Errors
     ///
-    /// When the database refuses the statement or cannot be written; roll the transaction back then.
+    /// `Misconfigured` when a name cannot be one: letters, digits and `_`, at most [`SqliteConfig::MAX_TABLE_BYTES`].
+    pub fn with_table(self, table: InboxTable) -> Result<Self, StoreError> {
+        for (what, name) in table.names() {
+            check_name(what, name)?;
+        }
+        Ok(Self::on(&self.config, table, false))
+    }
+
+    /// Of events of this producer: see [`Marks::with_source`]. After [`with_table`](Self::with_table).
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when the source is empty or holds a colon or a NUL.
+    pub fn with_source(mut self, source: &str) -> Result<Self, StoreError> {
+        self.marks = self.marks.with_source(source)?;
+        Ok(self)
+    }
+
+    fn on(config: &SqliteConfig, table: InboxTable, known: bool) -> Self {
+        Self {
+            config: config.clone(),
+            marks: Marks::new(&table),
+            mark: sql::first_seen(&table),
+            table,
+            known: Arc::new(known.into()),
+        }
+    }
+
+    /// Marks the event as handled by `consumer`; `false` when it was already. See [`Inbox`] for the contract, and
+    /// [`Inbox::once`] for what leaves less to remember.
+    ///
+    /// # Errors
+    ///
+    /// When the database refuses the statement or cannot be written, or a name is too long; roll the transaction back
+    /// then.
     pub async fn first_seen(
         &self,
         transaction: &mut Transaction<'_, Sqlite>,
         consumer: &str,
         event_id: &str,
     ) -> Result<bool, StoreError> {
-        let marked = sqlx::query(self.sql.first_seen.clone())
-            .bind(consumer.to_owned())
-            .bind(event_id.to_owned())
+        let event_id = self.marks.event_id(consumer, event_id)?.into_owned();
+        self.look(transaction).await?;
+        let query = sqlx::query(self.mark.clone()).bind(event_id);
+        let query = match self.table.consumer() {
+            Some(_) => query.bind(consumer.to_owned()),
+            None => query,
+        };
+        let marked = query
             .execute(&mut **transaction)
             .await
-            .map_err(failed(format!("mark an event in the inbox of {}", self.place)))?;
+            .map_err(failed(format!("mark an event in {}", self.place())))?;
         Ok(marked.rows_affected() == 1)
+    }
+
+    /// Refuses a table of the application's that cannot be an inbox.
+    async fn look(&self, transaction: &mut Transaction<'_, Sqlite>) -> Result<(), StoreError> {
+        if self.known.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let faults: Vec<String> = sqlx::query_scalar(sql::faults(&self.table))
+            .persistent(false)
+            .fetch_all(&mut **transaction)
+            .await
+            .map_err(failed(format!("look at {}", self.place())))?;
+        if !faults.is_empty() {
+            let (place, faults) = (self.place(), faults.join("; "));
+            return Err(StoreError::misconfigured(format!("{place} is no inbox: {faults}")));
+        }
+        self.known.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// For messages.
+    fn place(&self) -> String {
+        format!("table {:?} of {}", self.table.table, self.config.file.display())
     }
 }
 

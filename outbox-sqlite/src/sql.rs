@@ -4,6 +4,7 @@
 //! SQLite 3.38 and later. Plans are fixed by `indexed by` and `cross join`, so that they do not hang on statistics.
 
 mod ddl;
+pub(crate) mod inbox;
 
 use outbox_core::{StoreError, TypeFilter};
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
@@ -29,7 +30,6 @@ pub(crate) struct Sql {
     pub(crate) insert: SqlStr,
     pub(crate) insert_due: SqlStr,
     pub(crate) insert_text: String,
-    pub(crate) first_seen: SqlStr,
     pub(crate) overlapping: SqlStr,
     pub(crate) is_live: SqlStr,
     pub(crate) register: SqlStr,
@@ -72,7 +72,6 @@ impl Sql {
         let workers = format!("\"{table}_workers\"");
         let dead = format!("\"{table}_dead\"");
         let archive = format!("\"{table}_archive\"");
-        let inbox = format!("\"{table}_inbox\"");
         let meta = format!("\"{table}_meta\"");
 
         let insert = format!(
@@ -88,9 +87,6 @@ impl Sql {
             insert_due: safe(format!(
                 "insert into {t} (id, aggregatetype, aggregateid, type, payload, headers, due_at)
                  values (?1, ?2, ?3, ?4, ?5, ?6, coalesce(?7, {NOW} + ?8))"
-            )),
-            first_seen: safe(format!(
-                "insert into {inbox} (consumer, event_id) values (?1, ?2) on conflict do nothing"
             )),
 
             // Leases. One row per worker carries the lease; lane rows change with ownership only.

@@ -1,4 +1,4 @@
-//! Appending, and the inbox: what commits is there, byte for byte.
+//! Appending: what commits is there, byte for byte.
 
 #![allow(clippy::unwrap_used, reason = "also in the helpers of these tests")]
 
@@ -7,9 +7,8 @@ mod common;
 use std::time::Duration;
 
 use common::{event, fixture, fixture_with, one_lane, payloads};
-use outbox_core::{EventId, Inbox, NewEvent, StoreErrorKind, Writer};
-use outbox_sqlite::SqliteInbox;
-use sqlx::{Acquire, Connection};
+use outbox_core::{EventId, NewEvent, StoreErrorKind, Writer};
+use sqlx::Acquire;
 
 #[tokio::test]
 async fn what_is_rolled_back_was_never_there() {
@@ -182,55 +181,4 @@ async fn writers_of_one_process_wait_for_each_other() {
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     drop(held);
     fixture.append(&[event("a", "1")]).await;
-}
-
-#[tokio::test]
-async fn effect_and_mark_commit_together() {
-    async fn first<I: Inbox>(inbox: &I, tx: &mut I::Transaction, consumer: &str, id: &str) -> bool {
-        inbox.first_seen(tx, consumer, id).await.unwrap()
-    }
-    let fixture = fixture().await;
-    let inbox = SqliteInbox::new(&fixture.config).unwrap();
-    let mut tx = fixture.outbox.begin(&fixture.pool).await.unwrap();
-    assert!(first(&inbox, &mut tx, "billing", "1").await);
-    assert!(!first(&inbox, &mut tx, "billing", "1").await);
-    tx.rollback().await.unwrap();
-
-    let mut tx = fixture.outbox.begin(&fixture.pool).await.unwrap();
-    assert!(
-        first(&inbox, &mut tx, "billing", "1").await,
-        "the mark was rolled back with its effect"
-    );
-    assert!(first(&inbox, &mut tx, "shipping", "1").await, "consumers are told apart");
-    assert!(first(&inbox, &mut tx, "Billing", "1").await, "byte for byte");
-    tx.commit().await.unwrap();
-    let mut tx = fixture.outbox.begin(&fixture.pool).await.unwrap();
-    assert!(!first(&inbox, &mut tx, "billing", "1").await);
-}
-
-/// B272: the same event to many consumers at once has one effect.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_many_at_once_one_is_the_first() {
-    let fixture = fixture().await;
-    let tasks = (0..8).map(|_| {
-        let config = fixture.config.clone();
-        tokio::spawn(async move {
-            let inbox = SqliteInbox::new(&config).unwrap();
-            let options = config.connect_options();
-            let mut connection = sqlx::ConnectOptions::connect(&options).await.unwrap();
-            let mut effects = 0;
-            for id in 0..50 {
-                let mut tx = connection.begin_with("begin immediate").await.unwrap();
-                effects +=
-                    u32::from(inbox.first_seen(&mut tx, "c", &id.to_string()).await.unwrap());
-                tx.commit().await.unwrap();
-            }
-            effects
-        })
-    });
-    let mut effects = 0;
-    for task in tasks.collect::<Vec<_>>() {
-        effects += task.await.unwrap();
-    }
-    assert_eq!(effects, 50);
 }

@@ -14,6 +14,8 @@ bites! { inbox,
     a_mark_that_never_waits: a_mark_counts_from_its_commit_on on broken(How::MarksAtOnce);
     ids_that_are_folded: consumers_and_ids_are_compared_bytewise on broken(How::Folds);
     a_mark_at_the_commit: many_tasks_make_one_effect_per_event on broken(How::MarksAtCommit);
+    sources_that_are_dropped:
+        producers_with_equal_ids_do_not_hide_each_others_events on broken(How::MarksAtOnce);
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -65,6 +67,15 @@ impl InboxTransaction for Marking {
                 Ok(new)
             }
         }
+    }
+
+    async fn first_seen_from(
+        &mut self,
+        _source: &str,
+        consumer: &str,
+        event_id: &str,
+    ) -> Option<Result<bool, StoreError>> {
+        Some(self.first_seen(consumer, event_id).await)
     }
 
     async fn commit(self: Box<Self>) {

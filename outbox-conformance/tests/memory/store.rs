@@ -116,6 +116,16 @@ impl InboxTransaction for Writing {
         self.table.first_seen(&mut self.transaction, consumer, event_id).await
     }
 
+    async fn first_seen_from(
+        &mut self,
+        source: &str,
+        consumer: &str,
+        event_id: &str,
+    ) -> Option<Result<bool, StoreError>> {
+        let inbox = self.table.inbox().with_source(source).expect("a good source");
+        Some(inbox.first_seen(&mut self.transaction, consumer, event_id).await)
+    }
+
     async fn commit(self: Box<Self>) {
         self.transaction.commit();
     }

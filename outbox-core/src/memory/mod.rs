@@ -32,6 +32,7 @@
 
 mod claim;
 mod fault;
+mod inbox;
 mod lease;
 mod publisher;
 mod row;
@@ -42,6 +43,7 @@ mod tests;
 mod transaction;
 
 pub use fault::{Fault, FaultRule};
+pub use inbox::MemoryInbox;
 pub use publisher::MemoryPublisher;
 pub use row::DeadLetter;
 pub use store::MemoryStore;

@@ -11,7 +11,7 @@ use super::MemoryTransaction;
 use super::row::{DeadLetter, Row};
 use super::table::Table;
 use crate::{
-    Backlog, Capabilities, ClaimRequest, Claimed, Event, EventId, EventRow, Inbox, LaneId, Leases,
+    Backlog, Capabilities, ClaimRequest, Claimed, Event, EventId, EventRow, LaneId, Leases,
     NewEvent, Pipeline, Position, Probe, Settled, Settlements, Store, StoreError, Watermark,
     Worker, Writer,
 };
@@ -21,7 +21,7 @@ use crate::{
 /// It is [`Writer`], [`Inbox`] and [`Store`] in one. Its clock starts at a fixed time in the past and moves with
 /// tokio's, so that paused time works: see [`now`](Self::now).
 #[derive(Clone)]
-pub struct MemoryStore(Arc<Shared>);
+pub struct MemoryStore(pub(super) Arc<Shared>);
 
 pub(super) struct Shared {
     table: Mutex<Table>,
@@ -178,35 +178,6 @@ impl Writer for MemoryStore {
 }
 
 #[async_trait]
-impl Inbox for MemoryStore {
-    type Transaction = MemoryTransaction;
-
-    /// Waits while another open transaction has marked the pair, as a database would. Two transactions that mark two
-    /// pairs in opposite orders wait for ever: no deadlock is detected here.
-    async fn first_seen(
-        &self,
-        transaction: &mut MemoryTransaction,
-        consumer: &str,
-        event_id: &str,
-    ) -> Result<bool, StoreError> {
-        self.0.check(transaction)?;
-        let mark = (consumer.to_owned(), event_id.to_owned());
-        loop {
-            let changed = self.0.changed.notified();
-            let new = self.0.table().mark(transaction.number, &mark);
-            match new {
-                Some(true) => {
-                    transaction.marks.push(mark);
-                    return Ok(true);
-                }
-                Some(false) => return Ok(false),
-                None => changed.await,
-            }
-        }
-    }
-}
-
-#[async_trait]
 impl Store for MemoryStore {
     fn capabilities(&self) -> Capabilities {
         self.0.table().capabilities
@@ -289,7 +260,7 @@ impl Shared {
         self.changed.notify_waiters();
     }
 
-    fn check(&self, transaction: &MemoryTransaction) -> Result<(), StoreError> {
+    pub(super) fn check(&self, transaction: &MemoryTransaction) -> Result<(), StoreError> {
         if std::ptr::eq(self, Arc::as_ptr(&transaction.shared)) {
             return Ok(());
         }

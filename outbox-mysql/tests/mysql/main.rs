@@ -7,6 +7,7 @@ mod common;
 mod claim;
 mod connection;
 mod dead;
+mod inbox;
 mod schema;
 mod writer;
 

@@ -1,0 +1,99 @@
+//! Which table keeps the marks.
+
+/// The table of an inbox, by its own names: for one that is there already.
+///
+/// ```
+/// use outbox_core::InboxTable;
+/// // create table processed_events (event_id varchar(255) primary key, processed_at timestamptz)
+/// let table = InboxTable::of_one("billing", "processed_events", "event_id").with_seen_at("processed_at");
+/// // create table handled (handler text, message text, primary key (handler, message))
+/// let table = InboxTable::shared("handled", "handler", "message");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InboxTable {
+    /// The table, in the schema or database of the outbox's settings.
+    pub table: String,
+    /// Who uses the table.
+    pub consumers: Consumers,
+    /// The column of the event's id: text that compares byte for byte.
+    pub event_id: String,
+    /// The column of the time of the mark; without one nothing can be purged by age.
+    pub seen_at: Option<String>,
+}
+
+/// Who uses an inbox table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Consumers {
+    /// Any number, told apart by this column. The key of the table is (consumer, event id).
+    Column(String),
+    /// This one, and no other. The key of the table is the event id alone, so that a second consumer would never see an
+    /// event that the first has handled.
+    Only(String),
+}
+
+impl InboxTable {
+    /// A table of several consumers, with the key (`consumer`, `event_id`).
+    #[must_use]
+    pub fn shared(
+        table: impl Into<String>,
+        consumer: impl Into<String>,
+        event_id: impl Into<String>,
+    ) -> Self {
+        Self {
+            table: table.into(),
+            consumers: Consumers::Column(consumer.into()),
+            event_id: event_id.into(),
+            seen_at: None,
+        }
+    }
+
+    /// A table without a column for the consumer, with the key `event_id`: for `consumer` only.
+    #[must_use]
+    pub fn of_one(
+        consumer: impl Into<String>,
+        table: impl Into<String>,
+        event_id: impl Into<String>,
+    ) -> Self {
+        Self {
+            table: table.into(),
+            consumers: Consumers::Only(consumer.into()),
+            event_id: event_id.into(),
+            seen_at: None,
+        }
+    }
+
+    /// With this column for the time of the mark.
+    #[must_use]
+    pub fn with_seen_at(mut self, seen_at: impl Into<String>) -> Self {
+        self.seen_at = Some(seen_at.into());
+        self
+    }
+
+    /// The column of the consumer.
+    #[must_use]
+    pub fn consumer(&self) -> Option<&str> {
+        match &self.consumers {
+            Consumers::Column(column) => Some(column),
+            Consumers::Only(_) => None,
+        }
+    }
+
+    /// The columns of the key, in their order.
+    #[must_use]
+    pub fn key(&self) -> Vec<&str> {
+        self.consumer().into_iter().chain([self.event_id.as_str()]).collect()
+    }
+
+    /// Every name in it, with what it names.
+    pub fn names(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        [
+            ("inbox table", Some(self.table.as_str())),
+            ("inbox column consumer", self.consumer()),
+            ("inbox column event_id", Some(self.event_id.as_str())),
+            ("inbox column seen_at", self.seen_at.as_deref()),
+        ]
+        .into_iter()
+        .filter_map(|(what, name)| Some((what, name?)))
+    }
+}
