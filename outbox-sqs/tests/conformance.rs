@@ -1,4 +1,4 @@
-//! The publisher's contract: on a strict stub, with both kinds of queue, and on ElasticMQ, which is frozen and whose line is
+//! The publisher's contract, with both kinds of queue: on a strict stub, and on ElasticMQ, which is frozen and whose line is
 //! cut. B205
 //!
 //! No request of ElasticMQ can be scripted: rules about refusals fall away there.
@@ -135,6 +135,7 @@ mod server {
     struct Harness {
         server: MutexGuard<'static, Option<Server>>,
         queue: Arc<str>,
+        config: SqsConfig,
         /// What was taken from the queue.
         received: Mutex<Vec<Received>>,
     }
@@ -149,11 +150,11 @@ mod server {
         }
     }
 
-    async fn harness() -> Harness {
+    async fn harness(suffix: &str, config: SqsConfig) -> Harness {
         let mut server = SERVER.lock().await;
         block_in_place(|| server.get_or_insert_with(Server::start));
-        let queue = random("conformance") + ".fifo";
-        let harness = Harness { server, queue: queue.into(), received: Mutex::default() };
+        let queue = random("conformance") + suffix;
+        let harness = Harness { server, queue: queue.into(), config, received: Mutex::default() };
         harness.reader().create(&harness.queue).await;
         harness
     }
@@ -161,7 +162,8 @@ mod server {
     #[async_trait]
     impl PublisherHarness for Harness {
         async fn publisher(&self) -> Arc<dyn Publisher> {
-            Arc::new(publisher(&format!("http://{}", self.server().proxy.address()), &config()))
+            let endpoint = format!("http://{}", self.server().proxy.address());
+            Arc::new(publisher(&endpoint, &self.config))
         }
 
         fn destination(&self) -> Arc<str> {
@@ -198,5 +200,22 @@ mod server {
         }
     }
 
-    outbox_conformance::publisher_conformance!(harness);
+    mod fifo {
+        async fn harness() -> super::Harness {
+            super::harness(".fifo", super::config()).await
+        }
+
+        outbox_conformance::publisher_conformance!(harness);
+    }
+
+    mod standard {
+        use outbox_sqs::BodyEncoding;
+
+        async fn harness() -> super::Harness {
+            let config = super::config().with_body(BodyEncoding::Base64IfRefused);
+            super::harness("", config).await
+        }
+
+        outbox_conformance::publisher_conformance!(harness);
+    }
 }
