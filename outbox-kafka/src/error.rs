@@ -145,7 +145,8 @@ pub(crate) fn code(error: &KafkaError) -> Code {
 pub(crate) fn no_answer(code: Code, last: Option<&(Code, String)>) -> PublishError {
     let setting = match last {
         Some((Code::Authentication | Code::SaslAuthenticationFailed, _)) => "setting sasl",
-        Some((Code::SSL, _)) => "setting tls",
+        // librdkafka says the same of a certificate that is not trusted and of one for another name.
+        Some((Code::SSL, _)) => "setting tls, and for which names the broker's certificate is",
         _ => "settings bootstrap_servers, tls and sasl",
     };
     let last = last.map(|(code, reason)| format!("; last error: {code}: {reason}"));

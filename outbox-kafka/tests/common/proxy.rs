@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 /// Stands before a server on this machine. Its threads end with the test's process.
 #[derive(Debug)]
 pub struct Proxy {
-    port: u16,
+    address: String,
     line: Arc<Mutex<Line>>,
 }
 
@@ -21,8 +21,13 @@ struct Line {
 impl Proxy {
     /// A proxy that leads nowhere yet.
     pub fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
+        Self::start_at("127.0.0.1")
+    }
+
+    /// The same, at this loopback address.
+    pub fn start_at(host: &str) -> Self {
+        let listener = TcpListener::bind((host, 0)).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
         let line = Arc::new(Mutex::new(Line::default()));
         let accepting = line.clone();
         std::thread::spawn(move || {
@@ -31,11 +36,11 @@ impl Proxy {
                 let _ = client.and_then(|client| connect(client, &accepting));
             }
         });
-        Self { port, line }
+        Self { address, line }
     }
 
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        self.address.clone()
     }
 
     pub fn lead_to(&self, server: String) {

@@ -14,7 +14,8 @@ use crate::Result;
 
 /// A Kafka broker with an authorizer. Dropping it kills the broker and removes its data.
 ///
-/// Who comes by [`bootstrap`](Self::bootstrap) or [`tls`](Self::tls) may do everything. [`USER`](Self::USER) comes by
+/// Who comes by [`bootstrap`](Self::bootstrap) or [`tls`](Self::tls) may do everything; who shows a certificate there may do
+/// what [`allow_client_write`](Self::allow_client_write) says. [`USER`](Self::USER) comes by
 /// [`sasl_tls`](Self::sasl_tls) or [`sasl_plain_text`](Self::sasl_plain_text), with PLAIN, SCRAM-SHA-256 or
 /// SCRAM-SHA-512, and may write to all topics but those of [`deny_write`](Self::deny_write).
 ///
@@ -23,7 +24,7 @@ use crate::Result;
 pub struct SecureKafka {
     kafka: Kafka,
     ports: [ReservedPort; 3],
-    _certificates: PrivateFolder,
+    certificates: PrivateFolder,
     stranger: String,
 }
 
@@ -59,7 +60,7 @@ impl SecureKafka {
             node.settings = settings(&keys);
         })?;
         kafka_wire::change_acl(&kafka.bootstrap(), kafka_wire::Acl::ALLOW_WRITE, "*", Self::USER)?;
-        Ok(Self { kafka, ports, _certificates: certificates, stranger })
+        Ok(Self { kafka, ports, certificates, stranger })
     }
 
     /// `host:port` without encryption and login.
@@ -90,6 +91,19 @@ impl SecureKafka {
     /// The certificate of an authority that did not, in PEM.
     pub fn strangers_ca_pem(&self) -> &str {
         &self.stranger
+    }
+
+    /// Certificate and key of a client, in PEM, that the broker trusts.
+    #[track_caller]
+    pub fn client_identity(&self) -> (String, String) {
+        or_panic(tls::client(self.certificates.path()))
+    }
+
+    /// Who shows the certificate of [`client_identity`](Self::client_identity) may write to the topic.
+    #[track_caller]
+    pub fn allow_client_write(&self, topic: &str) {
+        let acl = kafka_wire::Acl::ALLOW_WRITE;
+        or_panic(kafka_wire::change_acl(&self.bootstrap(), acl, topic, tls::CLIENT));
     }
 
     /// Creates a topic.
@@ -140,9 +154,13 @@ fn settings(keys: &Path) -> String {
          {logins}\
          ssl.keystore.type=PEM\n\
          ssl.keystore.location={keys}\n\
+         ssl.truststore.type=PEM\n\
+         ssl.truststore.location={authority}\n\
+         listener.name.ssl.ssl.client.auth=requested\n\
          authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
          super.users=User:ANONYMOUS\n\
          allow.everyone.if.no.acl.found=false\n",
         keys = keys.display(),
+        authority = tls::ca_certificate().display(),
     )
 }

@@ -10,6 +10,8 @@ use crate::Result;
 
 /// Ten years: the folder is a cache, and a certificate that ends would be a test that ends.
 const DAYS: &str = "3650";
+/// The subject of the client's certificate.
+pub(crate) const CLIENT: &str = "CN=outbox test client";
 
 pub(crate) fn folder() -> PathBuf {
     folders::servers().join("tls")
@@ -59,11 +61,12 @@ pub(crate) fn server_pem() -> Result<String> {
 pub(crate) fn client(folder: &Path) -> Result<(String, String)> {
     let [ca, ca_key] =
         ["ca.crt", "ca.key"].map(|file| self::folder().join(file).display().to_string());
+    let subject = format!("/{CLIENT}");
     certificate(
         folder,
         "client",
         &[
-            ["-subj", "/CN=outbox test client"],
+            ["-subj", &subject],
             ["-CA", &ca],
             ["-CAkey", &ca_key],
             ["-addext", "basicConstraints=critical,CA:FALSE"],

@@ -2,13 +2,16 @@
 
 #![allow(clippy::unwrap_used)] // A test.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod denied;
 
 use std::io;
 use std::sync::{LazyLock, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{LIMIT, class, failure, numbered, publish, random, stored};
+use common::proxy::Proxy;
+use common::{class, numbered, publish, random, stored};
 use outbox_core::{Batch, FailureClass, Publisher, Verdict};
 use outbox_kafka::{KafkaConfig, KafkaPublisher, Sasl, SaslMechanism, Tls};
 use xtask::services::SecureKafka;
@@ -132,105 +135,29 @@ async fn fails(config: KafkaConfig) -> String {
     error.unwrap_err().to_string()
 }
 
-/// Two topics under load, and one of them loses its right to be written: the other one flows, and the denied one flows again
-/// when it has the right. B171, H045
-#[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_is_denied_stops_no_other_topic() {
-    let (good, denied) = (topic("good"), topic("denied"));
-    let config = KafkaConfig::new(BROKER.sasl_tls())
-        .with_tls(tls())
-        .with_sasl(sasl(SaslMechanism::ScramSha512));
-    let publisher = KafkaPublisher::new(&config).unwrap();
-    let (mut sender, mut refused) = (Load::new(&publisher, &good, &denied), 0);
-    sender.round().await;
-    assert_eq!((sender.good.next, sender.denied.next), (100, 100), "both flow");
-
-    BROKER.deny_write(&denied);
-    let started = Instant::now();
-    while refused < 50 {
-        assert!(started.elapsed() < LIMIT, "the topic is not refused");
-        refused += usize::from(sender.round().await == REFUSED);
-    }
-    // It broke the producer once. From now on the other topic is not held up: every message of every round is taken.
-    let before = sender.good.next;
-    let started = Instant::now();
-    for _ in 0..200 {
-        assert_eq!(sender.round().await, REFUSED);
-    }
-    assert_eq!(sender.good.next, before + 200 * 100, "not one message had to be sent again");
-    assert!(started.elapsed() < LIMIT / 2, "at speed: {:?}", started.elapsed());
-    let text = sender.last.take().unwrap();
-    assert!(text.contains(&denied) && text.contains("grant this user Write"), "{text}");
-
-    BROKER.allow_write(&denied);
-    let flowing = sender.denied.next + 200;
-    let deadline = Instant::now() + 2 * LIMIT;
-    while sender.denied.next < flowing {
-        assert!(Instant::now() < deadline, "the topic does not flow again");
-        sender.round().await;
-    }
-    for flow in [&sender.good, &sender.denied] {
-        let mut seen = std::collections::HashSet::new();
-        let log = stored(&BROKER.bootstrap(), &flow.topic).await;
-        let first: Vec<&str> =
-            log.iter().map(common::Stored::text).filter(|text| seen.insert(*text)).collect();
-        let expected: Vec<String> = (0..flow.next).map(|at| at.to_string()).collect();
-        assert_eq!(first[..flow.next], expected, "first deliveries are in order");
-    }
+/// The certificate is for localhost and 127.0.0.1, and the broker is called otherwise.
+#[tokio::test]
+async fn a_certificate_for_another_name_is_named_by_its_setting() {
+    let proxy = Proxy::start_at("127.0.0.2");
+    proxy.lead_to(BROKER.tls());
+    let [error] = fail([KafkaConfig::new(proxy.address()).with_tls(tls())]).await;
+    assert!(error.contains("see the setting tls, and for which names"), "{error}");
+    assert!(error.contains("certificate verify failed"), "{error}");
+    assert!(error.contains(&proxy.address()), "{error}");
 }
 
-/// Sends to two topics in one call, as the relay does: what is not confirmed comes again, in order.
-struct Load<'a> {
-    publisher: &'a KafkaPublisher,
-    good: Flow,
-    denied: Flow,
-    /// Why the denied topic was last refused.
-    last: Option<String>,
-}
-
-/// One aggregate's messages to one topic.
-struct Flow {
-    topic: String,
-    next: usize,
-}
-
-impl<'a> Load<'a> {
-    fn new(publisher: &'a KafkaPublisher, good: &str, denied: &str) -> Self {
-        let flow = |topic: &str| Flow { topic: topic.to_owned(), next: 0 };
-        Self { publisher, good: flow(good), denied: flow(denied), last: None }
-    }
-
-    /// Sends the next hundred of each; returns the verdict on the first one for the denied topic.
-    async fn round(&mut self) -> Option<FailureClass> {
-        let mut messages = numbered_from(&self.denied, "denied");
-        messages.extend(numbered_from(&self.good, "good"));
-        let verdicts = publish(self.publisher, messages).await;
-        let (denied, good) = verdicts.split_at(100);
-        for (flow, verdicts) in [(&mut self.denied, denied), (&mut self.good, good)] {
-            let confirmed = |verdict: &&Option<Verdict>| **verdict == Some(Verdict::Confirmed);
-            let prefix = verdicts.iter().take_while(confirmed).count();
-            assert_eq!(verdicts.iter().filter(confirmed).count(), prefix, "a prefix: {verdicts:?}");
-            flow.next += prefix;
-        }
-        let first = class(&denied[0]);
-        if first == REFUSED {
-            self.last = Some(failure(&denied[0]).reason.to_string());
-        }
-        first
-    }
-}
-
-fn numbered_from(flow: &Flow, key: &str) -> Vec<outbox_core::Message> {
-    let message = |at: usize| {
-        let payload = at.to_string();
-        common::Row {
-            aggregate_id: Some(key),
-            payload: Some(payload.as_bytes()),
-            ..common::Row::default()
-        }
-        .to(&flow.topic)
-    };
-    (flow.next..flow.next + 100).map(message).collect()
+/// Who shows a certificate has the rights of its subject, and no others.
+#[tokio::test]
+async fn the_broker_knows_the_client_by_its_certificate() {
+    let (mine, theirs) = (topic("mine"), topic("theirs"));
+    let (certificate, key) = BROKER.client_identity();
+    BROKER.allow_client_write(&mine);
+    let tls = tls().with_certificate_pem(certificate, key);
+    let publisher = KafkaPublisher::new(&KafkaConfig::new(BROKER.tls()).with_tls(tls)).unwrap();
+    let verdicts = publish(&publisher, numbered(&mine, "a", 10)).await;
+    assert_eq!(verdicts, vec![Some(Verdict::Confirmed); 10]);
+    let verdicts = publish(&publisher, numbered(&theirs, "a", 1)).await;
+    assert_eq!(class(&verdicts[0]), REFUSED, "{verdicts:?}");
 }
 
 /// What all clients of this process log.
