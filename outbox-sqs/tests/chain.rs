@@ -57,6 +57,28 @@ async fn a_role_is_assumed_by_the_profile() {
     assert_eq!((&*keys[0], &*keys[1]), ("FROM-PROFILE", "ASSUMED"), "{keys:?}");
 }
 
+/// As in a pod whose service account has a role.
+#[tokio::test]
+async fn a_role_is_assumed_by_a_web_identity() {
+    if is_child() {
+        return send_one().await;
+    }
+    let stub = stub().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "token").unwrap();
+    let variables = [
+        ("AWS_REGION", "eu-central-1"),
+        ("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/relay"),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", file.to_str().unwrap()),
+    ];
+    run_again("a_role_is_assumed_by_a_web_identity", &stub, &variables).await;
+    assert_eq!(stub.stored("q.fifo").len(), 1);
+    assert_eq!(stub.actions()[0], "AssumeRoleWithWebIdentity");
+    let keys = stub.access_keys();
+    assert!(keys[1..].iter().all(|key| key == "ASSUMED"), "{keys:?}");
+}
+
 #[test]
 fn a_missing_region_is_named() {
     let sdk = outbox_sqs::SdkConfig::builder().build();

@@ -226,52 +226,6 @@ async fn a_dropped_call_sends_nothing_new() {
     assert_eq!(stub.requests().len(), 2);
 }
 
-#[tokio::test]
-async fn requests_are_full_and_several_are_under_way() {
-    let stub = stub().await;
-    stub.slow(Duration::from_millis(200));
-    let publisher = publisher(&stub.endpoint(), &SqsConfig::new().with_requests_in_flight(4));
-    let keys: Vec<String> = (0..100).map(|n| format!("{}", n % 50)).collect();
-    assert_eq!(words(&publish(&publisher, of_keys(&keys)).await), ["ok"; 100]);
-    assert_eq!(stub.most_under_way(), 4);
-    let sizes: Vec<usize> = stub.requests().iter().map(Vec::len).collect();
-    assert_eq!(sizes, [10; 10]);
-    assert!(publisher.stats().contains(&("sent_messages", 100.0)), "{:?}", publisher.stats());
-}
-
-/// H154: the limit of a request counts all its messages, with their attributes.
-#[tokio::test]
-async fn a_request_stays_below_one_mebibyte() {
-    let stub = stub().await;
-    let payload = vec![b'x'; 340_000];
-    let header = format!(r#"{{"h":"{}"}}"#, "y".repeat(9_500));
-    let message = |key| {
-        let (payload, headers) = (Some(&*payload), Some(&*header));
-        Row { aggregate_id: Some(key), payload, headers, ..Row::default() }.to("q.fifo")
-    };
-    let publisher = publisher(&stub.endpoint(), &SqsConfig::new());
-    let verdicts = publish(&publisher, KEYS[..6].iter().map(|key| message(key)).collect()).await;
-    // Three bodies alone would fit.
-    assert_eq!(words(&verdicts), ["ok"; 6]);
-    let sizes: Vec<usize> = stub.requests().iter().map(Vec::len).collect();
-    assert_eq!(sizes, [2; 3]);
-}
-
-/// B206, H154: the queue's own limit counts.
-#[tokio::test]
-async fn a_queue_with_a_small_limit_refuses_what_is_larger_alone() {
-    let stub = stub().await;
-    stub.create_with("small.fifo", 2_048);
-    let payload = vec![b'x'; 2_048];
-    let large = Row { payload: Some(&payload), ..Row::default() }.to("small.fifo");
-    let mut messages = numbered("small.fifo", ["a", "b", "a"]);
-    messages.insert(1, large);
-    let publisher = publisher(&stub.endpoint(), &SqsConfig::new());
-    let verdicts = publish(&publisher, messages).await;
-    assert_eq!(words(&verdicts), ["ok", "permanent", "ok", "ok"]);
-    assert!(failure(&verdicts[1]).reason.contains("MaximumMessageSize"), "{verdicts:?}");
-}
-
 /// H045: a queue that goes is refused by name, others go on, and it is used once it is there again.
 #[tokio::test]
 async fn a_queue_that_is_deleted_refuses_until_it_is_there_again() {
@@ -293,23 +247,6 @@ async fn a_queue_that_is_deleted_refuses_until_it_is_there_again() {
     }
     stub.create("q.fifo");
     assert_eq!(words(&publish(&publisher, both()).await), ["ok"; 12]);
-}
-
-/// B202, H157
-#[tokio::test]
-async fn a_standard_queue_is_refused_where_order_is_required() {
-    let stub = stub().await;
-    let config = SqsConfig::new().with_require_fifo(true);
-    let publisher = publisher(&stub.endpoint(), &config);
-    let mut messages = numbered("q", ["a"]);
-    messages.extend(numbered("q.fifo", ["a"]));
-    messages.extend(numbered("arn:aws:sqs:eu-north-1:1:q.fifo", ["b"]));
-    messages.extend(numbered("arn:aws:sqs:us-east-1:1:q.fifo", ["c"]));
-    messages.extend(numbered("http://stub/1/q.fifo", ["d"]));
-    let verdicts = publish(&publisher, messages).await;
-    assert_eq!(words(&verdicts), ["refused", "unsent", "refused", "ok", "ok"]);
-    assert!(failure(&verdicts[0]).reason.contains("require_fifo"));
-    assert!(failure(&verdicts[2]).reason.contains("region"));
 }
 
 /// H155, B207: an outage that the SDK sees before anything is sent leaves nothing open.

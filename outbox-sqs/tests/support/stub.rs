@@ -48,6 +48,7 @@ struct State {
     failing: HashMap<String, (&'static str, bool)>,
     delay: Duration,
     requests: Vec<Vec<String>>,
+    actions: Vec<String>,
     access_keys: Vec<String>,
     under_way: usize,
     most_under_way: usize,
@@ -143,7 +144,12 @@ impl Stub {
         self.state().requests.clone()
     }
 
-    /// Whose signature each request had.
+    /// What each request asked for.
+    pub fn actions(&self) -> Vec<String> {
+        self.state().actions.clone()
+    }
+
+    /// Whose signature each request had; empty where it had none.
     pub fn access_keys(&self) -> Vec<String> {
         self.state().access_keys.clone()
     }
@@ -161,9 +167,13 @@ impl Stub {
         let mut stream = BufReader::new(stream);
         loop {
             let Request { action, body, access_key } = read_request(&mut stream).await?;
-            self.state().access_keys.push(access_key);
-            if action == "AssumeRole" {
-                write_answer(&mut stream, "text/xml", 200, ASSUMED).await?;
+            {
+                let mut state = self.state();
+                state.access_keys.push(access_key);
+                state.actions.push(action.clone());
+            }
+            if action.starts_with("AssumeRole") {
+                write_answer(&mut stream, "text/xml", 200, &assumed(&action)).await?;
                 continue;
             }
             let sends = action == "SendMessageBatch";
@@ -339,8 +349,10 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Request> {
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
     // Of STS, which has forms.
-    if body.starts_with(b"Action=AssumeRole&") {
-        return Some(Request { action: "AssumeRole".to_owned(), body: Value::Null, access_key });
+    if let Some(form) = body.strip_prefix(b"Action=") {
+        let form = std::str::from_utf8(form).unwrap();
+        let action = form.split('&').next().unwrap().to_owned();
+        return Some(Request { action, body: Value::Null, access_key });
     }
     Some(Request { action, body: serde_json::from_slice(&body).unwrap(), access_key })
 }
@@ -359,8 +371,12 @@ async fn write_answer(
 
 const JSON: &str = "application/x-amz-json-1.0";
 
-const ASSUMED: &str = "<AssumeRoleResponse xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\">\
-    <AssumeRoleResult><Credentials><AccessKeyId>ASSUMED</AccessKeyId>\
-    <SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>\
-    <Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleResult>\
-    </AssumeRoleResponse>";
+/// What STS answers to `AssumeRole` and `AssumeRoleWithWebIdentity`.
+fn assumed(action: &str) -> String {
+    format!(
+        "<{action}Response xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\"><{action}Result>\
+         <Credentials><AccessKeyId>ASSUMED</AccessKeyId><SecretAccessKey>s</SecretAccessKey>\
+         <SessionToken>t</SessionToken><Expiration>2099-01-01T00:00:00Z</Expiration></Credentials>\
+         </{action}Result></{action}Response>"
+    )
+}
