@@ -11,7 +11,9 @@ use tokio::task::block_in_place;
 use crate::Turn;
 use crate::common::{Broker, LIMIT, id, publisher, random, to_queues};
 
-const EVENTS: usize = 6_000;
+const EVENTS: usize = 12_000;
+/// As many events are under way at once.
+const AGGREGATES: usize = 1_000;
 
 /// Through a restart and a kill of the broker: every event arrives, the first deliveries of each aggregate in order, and no
 /// attempt is counted. H044, H143, H146
@@ -20,8 +22,9 @@ async fn events_arrive_in_order_through_a_restart_of_the_broker(broker: Turn) {
     Broker::connect(&broker.url()).await.queue(&queue, &[]).await;
     let store = MemoryStore::new();
     let mut transaction = store.begin();
-    let event =
-        |n: usize| NewEvent::json("order", format!("order-{}", n % 40), "Created.v1", &n).unwrap();
+    let event = |n: usize| {
+        NewEvent::json("order", format!("order-{}", n % AGGREGATES), "Created.v1", &n).unwrap()
+    };
     store.append(&mut transaction, &(0..EVENTS).map(event).collect::<Vec<_>>()).await.unwrap();
     transaction.commit();
 
@@ -30,7 +33,7 @@ async fn events_arrive_in_order_through_a_restart_of_the_broker(broker: Turn) {
         .with_router(Router::new(&queue).unwrap())
         .run(store.wait_until_nothing_pending(4 * LIMIT));
     let down = async {
-        for (left, kill) in [(5_000, false), (3_000, true)] {
+        for (left, kill) in [(9_000, false), (6_000, true)] {
             while store.pending().len() > left {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
