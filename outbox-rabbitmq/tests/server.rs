@@ -6,6 +6,7 @@ mod common;
 
 use std::time::Duration;
 
+use common::proxy::Proxy;
 use common::{
     Broker, CONFIRMED, PERMANENT, REFUSED, Row, UNAVAILABLE, classes, failure, id, messages,
     publish, publisher, random, shared, to_queues,
@@ -274,4 +275,25 @@ async fn the_next_node_is_tried_when_one_gives_no_connection() {
     assert_eq!(classes(&publish(&publisher, messages(&queue, 1)).await), [CONFIRMED]);
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
     assert_eq!(broker.take(&queue).await.len(), 2);
+}
+
+/// A publisher whose node goes is at the next one with its next call, and back when that one goes too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_publisher_moves_to_the_node_that_is_left() {
+    let broker = Broker::connect(&shared()).await;
+    let queue = random("moves");
+    broker.queue(&queue, &[]).await;
+    let nodes = [(); 2].map(|()| Proxy::before(common::address(&shared())));
+    let url = common::through(&shared(), &nodes[0].address());
+    let publisher = publisher(&to_queues(&url).with_host(nodes[1].address()));
+    assert_eq!(classes(&publish(&publisher, messages(&queue, 1)).await), [CONFIRMED]);
+    for [gone, left] in [[0, 1], [1, 0]] {
+        nodes[left].cut(false);
+        nodes[gone].cut(true);
+        let deadline = std::time::Instant::now() + common::LIMIT;
+        while classes(&publish(&publisher, messages(&queue, 1)).await) != [CONFIRMED] {
+            assert!(std::time::Instant::now() < deadline, "node {left} is there");
+        }
+    }
+    assert!(publisher.stats().contains(&("connections_opened", 3.0)), "{:?}", publisher.stats());
 }
