@@ -1,6 +1,8 @@
 //! The rules of an inbox.
 
-use outbox_core::{StoreError, async_trait};
+use std::time::Duration;
+
+use outbox_core::{PURGE_BATCH, Purged, StoreError, async_trait};
 
 use crate::support::falls_away;
 
@@ -15,6 +17,16 @@ pub trait InboxHarness: Send + Sync {
     /// Whether two transactions can mark at the same time. Without it the second one may wait for the first as soon as it begins.
     fn concurrent(&self) -> bool {
         true
+    }
+
+    /// Purges the inbox under test of marks older than this, in batches of a thousand marks. `None`: it cannot.
+    async fn purge(&self, _older_than: Duration) -> Option<Result<Purged, StoreError>> {
+        None
+    }
+
+    /// Makes every committed mark older by so much. Called only where [`purge`](Self::purge) can do its work.
+    async fn age(&self, _by: Duration) {
+        unreachable!("an inbox that purges by age has marks that can be made older")
     }
 }
 
@@ -55,6 +67,10 @@ macro_rules! inbox_conformance {
             consumers_and_ids_are_compared_bytewise,
             many_tasks_make_one_effect_per_event,
             producers_with_equal_ids_do_not_hide_each_others_events,
+            a_purge_removes_what_is_older_and_nothing_else,
+            an_event_that_comes_after_its_mark_was_purged_is_new,
+            a_purge_lets_consumers_mark,
+            purges_at_the_same_time_remove_each_mark_once,
         }
     };
 }
@@ -170,6 +186,96 @@ pub async fn producers_with_equal_ids_do_not_hide_each_others_events(harness: &d
     }
     assert!(seen(&mut *transaction, "billing", "1").await, "1 of nobody");
     transaction.commit().await;
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Marks that are older go, however many batches that takes, and the others stay.
+pub async fn a_purge_removes_what_is_older_and_nothing_else(harness: &dyn InboxHarness) {
+    let Some(nothing) = harness.purge(HOUR).await else {
+        return falls_away("a_purge_removes_what_is_older_and_nothing_else", "it has no purge");
+    };
+    assert_eq!(nothing.expect("purge works"), Purged::default());
+    let old = u64::from(PURGE_BATCH) * 2 + 1;
+    mark(harness, "old", old).await;
+    harness.age(2 * HOUR).await;
+    mark(harness, "fresh", 3).await;
+    assert_eq!(purge(harness, 3 * HOUR).await.marks, 0, "nothing is that old");
+    assert_eq!(purge(harness, HOUR).await, Purged::new(old, false));
+    assert_eq!(purge(harness, HOUR).await.marks, 0, "twice");
+    let mut transaction = harness.begin().await;
+    for n in 0..3 {
+        assert!(!seen(&mut *transaction, "fresh", &n.to_string()).await, "{n} stays");
+    }
+    transaction.commit().await;
+}
+
+/// What a mark cannot do: it knows nothing of what comes back when it is gone. So marks have to be kept for longer than the
+/// longest time after which a message can come. B273, H202
+pub async fn an_event_that_comes_after_its_mark_was_purged_is_new(harness: &dyn InboxHarness) {
+    const RULE: &str = "an_event_that_comes_after_its_mark_was_purged_is_new";
+    for (kept_for, again) in [(3 * HOUR, false), (HOUR, true)] {
+        mark(harness, "billing", 1).await;
+        if harness.purge(3 * HOUR).await.is_none() {
+            return falls_away(RULE, "it has no purge");
+        }
+        harness.age(2 * HOUR).await;
+        purge(harness, kept_for).await;
+        let mut transaction = harness.begin().await;
+        let new = seen(&mut *transaction, "billing", "0").await;
+        assert_eq!(new, again, "kept for {kept_for:?}, back after two hours");
+        transaction.rollback().await;
+    }
+}
+
+/// A consumer in the middle of its effect and a purge do not wait for each other, and its mark stays.
+pub async fn a_purge_lets_consumers_mark(harness: &dyn InboxHarness) {
+    if !harness.concurrent() {
+        return falls_away("a_purge_lets_consumers_mark", "transactions run one at a time");
+    }
+    mark(harness, "old", 3).await;
+    if harness.purge(3 * HOUR).await.is_none() {
+        return falls_away("a_purge_lets_consumers_mark", "it has no purge");
+    }
+    harness.age(2 * HOUR).await;
+    let mut open = harness.begin().await;
+    assert!(seen(&mut *open, "billing", "1").await);
+    assert_eq!(purge(harness, HOUR).await, Purged::new(3, false));
+    mark(harness, "old", 3).await;
+    open.commit().await;
+    let mut transaction = harness.begin().await;
+    assert!(!seen(&mut *transaction, "billing", "1").await);
+    transaction.commit().await;
+}
+
+/// However many purge, each mark is removed once: none is counted twice, none is left.
+pub async fn purges_at_the_same_time_remove_each_mark_once(harness: &dyn InboxHarness) {
+    let old = u64::from(PURGE_BATCH) * 3;
+    mark(harness, "old", old).await;
+    if harness.purge(3 * HOUR).await.is_none() {
+        return falls_away("purges_at_the_same_time_remove_each_mark_once", "it has no purge");
+    }
+    harness.age(2 * HOUR).await;
+    let purges = (0..4).map(|_| purge(harness, HOUR));
+    let done = futures_util::future::join_all(purges).await;
+    // One that made way for another which was just about to end leaves what is left to the next.
+    let last = purge(harness, HOUR).await;
+    assert!(!last.busy, "nobody else is at work any more");
+    let removed: u64 = done.iter().chain([&last]).map(|purged| purged.marks).sum();
+    assert_eq!(removed, old, "{done:?}, {last:?}");
+}
+
+/// Marks `0`, `1` and so on for this consumer.
+async fn mark(harness: &dyn InboxHarness, consumer: &str, count: u64) {
+    let mut transaction = harness.begin().await;
+    for n in 0..count {
+        seen(&mut *transaction, consumer, &n.to_string()).await;
+    }
+    transaction.commit().await;
+}
+
+async fn purge(harness: &dyn InboxHarness, older_than: Duration) -> Purged {
+    harness.purge(older_than).await.expect("it has a purge").expect("purge works")
 }
 
 async fn seen(transaction: &mut dyn InboxTransaction, consumer: &str, id: &str) -> bool {

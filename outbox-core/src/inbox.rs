@@ -87,3 +87,24 @@ pub enum Seen<T> {
     /// Once more: there is nothing to do. The transaction goes on, for whoever handles several events in one.
     Again(T),
 }
+
+/// What a purge of an inbox has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Purged {
+    /// Marks that were removed.
+    pub marks: u64,
+    /// Whether it stopped because another one is at work: there is nothing to do about it.
+    pub busy: bool,
+}
+
+impl Purged {
+    /// So many marks, and whether another purge was in the way.
+    #[must_use]
+    pub fn new(marks: u64, busy: bool) -> Self {
+        Self { marks, busy }
+    }
+}
+
+/// Marks that a purge removes in one transaction, unless set otherwise.
+pub const PURGE_BATCH: u32 = 1_000;

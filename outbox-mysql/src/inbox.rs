@@ -1,14 +1,18 @@
 //! The consumer's side: an event's effect happens once.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use outbox_core::{Inbox, InboxTable, MAX_MARK_BYTES, Marks, StoreError, StoreErrorKind};
-use sqlx::{AssertSqlSafe, MySql, Transaction};
+use outbox_core::{
+    Inbox, InboxTable, MAX_MARK_BYTES, Marks, PURGE_BATCH, Purged, StoreError, StoreErrorKind,
+};
+use sqlx::{AssertSqlSafe, Connection as _, MySql, MySqlConnection, MySqlPool, Transaction};
 
 use crate::config::{InboxNames, MySqlConfig};
 use crate::database::query_once;
 use crate::error::{is_duplicate, store_error};
+use crate::writer::micros;
 use crate::{row, sql};
 
 /// Remembers which events a consumer has handled, in the consumer's own database and transaction.
@@ -56,6 +60,7 @@ pub struct MySqlInbox {
     table: InboxTable,
     marks: Marks,
     mark: Arc<str>,
+    purge_batch: u32,
     /// How many characters the columns of the key take, once the table is known to be an inbox. A session without strict
     /// mode would cut a longer text.
     length: Arc<OnceLock<usize>>,
@@ -89,6 +94,13 @@ impl MySqlInbox {
         Ok(self)
     }
 
+    /// With so many marks in each transaction of a [`purge`](Self::purge), at least one. Default: [`PURGE_BATCH`].
+    #[must_use]
+    pub fn with_purge_batch(mut self, marks: u32) -> Self {
+        self.purge_batch = marks.max(1);
+        self
+    }
+
     fn on(
         config: &MySqlConfig,
         table: InboxTable,
@@ -99,6 +111,7 @@ impl MySqlInbox {
             config: config.clone(),
             marks: Marks::new(&table),
             mark: sql::first_seen(&names).into(),
+            purge_batch: PURGE_BATCH,
             names,
             table,
             length: Arc::new(length.map_or_else(OnceLock::new, OnceLock::from)),
@@ -139,6 +152,42 @@ impl MySqlInbox {
             Ok(_) => Ok(true),
             Err(error) if is_duplicate(&error) => Ok(false),
             Err(error) => Err(store_error("mark an event in", &self.names.table, error)),
+        }
+    }
+
+    /// Removes the marks that were made longer ago than `older_than`, by the database's clock, the oldest first, in short
+    /// transactions of [`with_purge_batch`](Self::with_purge_batch) marks each. Of several that purge a table at once one
+    /// works; the others return at once and say so.
+    ///
+    /// **An event that comes again after its mark was purged is handled again.** `older_than` has to be longer than the
+    /// longest time after which a message can come: see `docs/inbox.md`.
+    ///
+    /// Dropping the future stops after the batch that is under way, which is still done.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when the table names no column for the time, or the user may not `select` and `delete`; otherwise
+    /// when the database refuses the statement or cannot be reached. What was removed before stays removed.
+    pub async fn purge(
+        &self,
+        pool: &MySqlPool,
+        older_than: Duration,
+    ) -> Result<Purged, StoreError> {
+        self.table.purged_by()?;
+        let mut marks = 0;
+        loop {
+            // In a task of its own: the lock belongs to the session, and is given back whatever becomes of the caller.
+            let batch = purge_batch(pool.clone(), self.names.clone(), self.purge_batch, older_than);
+            let done = tokio::spawn(batch).await.unwrap_or(Err(sqlx::Error::WorkerCrashed));
+            match done.map_err(|error| store_error("purge", &self.names.table, error))? {
+                None => return Ok(Purged::new(marks, true)),
+                Some(gone) => {
+                    marks += gone;
+                    if gone < u64::from(self.purge_batch) {
+                        return Ok(Purged::new(marks, false));
+                    }
+                }
+            }
         }
     }
 
@@ -186,4 +235,46 @@ impl Inbox for MySqlInbox {
     ) -> Result<bool, StoreError> {
         Self::first_seen(self, transaction, consumer, event_id).await
     }
+}
+
+/// Removes one batch and says how many marks it had; `None` when another purge is at work.
+async fn purge_batch(
+    pool: MySqlPool,
+    names: InboxNames,
+    batch: u32,
+    older_than: Duration,
+) -> Result<Option<u64>, sqlx::Error> {
+    let mut connection = pool.acquire().await?;
+    let locked = query_once(sql::lock_purge(&names)).fetch_one(&mut *connection).await?;
+    if row::int(&locked, 0)? != Some(1) {
+        return Ok(None);
+    }
+    let gone = delete_old(&mut connection, &names, batch, older_than).await;
+    let unlocked = query_once(sql::unlock_purge(&names)).execute(&mut *connection).await;
+    if unlocked.is_err() {
+        // The end of the session gives it back.
+        drop(connection.detach());
+    }
+    gone.map(Some)
+}
+
+async fn delete_old(
+    connection: &mut MySqlConnection,
+    names: &InboxNames,
+    batch: u32,
+    older_than: Duration,
+) -> Result<u64, sqlx::Error> {
+    let seen_at = names.seen_at.as_deref().expect("purge has looked for it");
+    let older_than = micros(older_than);
+    sqlx::raw_sql(sql::READ_COMMITTED).execute(&mut *connection).await?;
+    let mut transaction = connection.begin().await?;
+    let found = query_once(sql::purgeable(names, seen_at)).bind(older_than).bind(batch);
+    let count = row::int(&found.fetch_one(&mut *transaction).await?, 0)?.unwrap_or_default();
+    if count == 0 {
+        return Ok(0);
+    }
+    let delete = query_once(sql::purge(names, seen_at)).bind(older_than).bind(count);
+    let gone = delete.execute(&mut *transaction).await?;
+    transaction.commit().await?;
+    Ok(gone.rows_affected())
 }

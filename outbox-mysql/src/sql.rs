@@ -684,6 +684,43 @@ pub(crate) fn first_seen(inbox: &InboxNames) -> String {
     format!("insert into {table} ({columns}) values ({values})")
 }
 
+/// How many old marks there are to remove, read without a lock. Age in microseconds, how many at most.
+pub(crate) fn purgeable(inbox: &InboxNames, seen_at: &str) -> String {
+    format!(
+        "select count(*) from (select 1 from {} where {} order by {seen_at} limit ?) old",
+        inbox.table,
+        old(seen_at)
+    )
+}
+
+/// Removes old marks, the oldest first. Age in microseconds, how many: no more than there are. Else the server would go on to
+/// the first mark that is not old, and wait for it when it is that of a consumer in the middle of its effect.
+pub(crate) fn purge(inbox: &InboxNames, seen_at: &str) -> String {
+    format!("delete from {} where {} order by {seen_at} limit ?", inbox.table, old(seen_at))
+}
+
+fn old(seen_at: &str) -> String {
+    format!("{seen_at} < utc_timestamp(6) - interval ? microsecond")
+}
+
+/// For the transaction that begins next: a purge locks what it deletes, and no gaps, in which a consumer may insert.
+pub(crate) const READ_COMMITTED: &str = "set transaction isolation level read committed";
+
+/// Lets one purge at a time work on a table, if it gets the lock at once. The lock is the session's.
+pub(crate) fn lock_purge(inbox: &InboxNames) -> String {
+    format!("select get_lock({}, 0)", purge_lock(inbox))
+}
+
+/// Gives the lock back.
+pub(crate) fn unlock_purge(inbox: &InboxNames) -> String {
+    format!("do release_lock({})", purge_lock(inbox))
+}
+
+/// Names have 64 characters at most, and letters of either case are the same.
+fn purge_lock(inbox: &InboxNames) -> String {
+    format!("concat('purge ', sha2({}, 224))", literal(&inbox.table))
+}
+
 /// What stands against a table as an inbox.
 pub(crate) fn inbox_faults(config: &MySqlConfig, table: &InboxTable) -> String {
     let (here, key) = inbox_catalog(config, table);

@@ -231,8 +231,9 @@ fn compare_indexes(
     if config.unique_id {
         hazards.push(("", "unique index (id)"));
     }
-    // They serve operators only.
-    let advice = [("_dead", "index (died_at)"), ("_archive", "index (id)")];
+    // They serve operators and purges only.
+    let advice =
+        [("_dead", "index (died_at)"), ("_archive", "index (id)"), ("_inbox", "index (seen_at)")];
     let expected = hazards.into_iter().map(|index| (index, true));
     for ((suffix, index), hazard) in expected.chain(advice.map(|index| (index, false))) {
         let table = names.plain(suffix);

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use outbox_core::{Inbox, InboxTable, Marks, StoreError};
-use sqlx::{AssertSqlSafe, Postgres, Transaction};
+use outbox_core::{Inbox, InboxTable, Marks, PURGE_BATCH, Purged, StoreError};
+use sqlx::{AssertSqlSafe, PgPool, Postgres, Transaction};
 
 use crate::config::{InboxNames, PostgresConfig};
 use crate::error::store_error;
 use crate::sql;
+use crate::writer::micros;
 
 /// Remembers which events a consumer has handled, in the consumer's own database and transaction.
 ///
@@ -54,6 +56,7 @@ pub struct PostgresInbox {
     table: InboxTable,
     marks: Marks,
     mark: Arc<str>,
+    purge_batch: u32,
     /// Whether the table is known to be an inbox.
     known: Arc<AtomicBool>,
 }
@@ -89,12 +92,20 @@ impl PostgresInbox {
         Ok(self)
     }
 
+    /// With so many marks in each transaction of a [`purge`](Self::purge), at least one. Default: [`PURGE_BATCH`].
+    #[must_use]
+    pub fn with_purge_batch(mut self, marks: u32) -> Self {
+        self.purge_batch = marks.max(1);
+        self
+    }
+
     fn on(config: &PostgresConfig, table: InboxTable, known: bool) -> Result<Self, StoreError> {
         let names = InboxNames::new(config, &table)?;
         Ok(Self {
             config: config.clone(),
             marks: Marks::new(&table),
             mark: sql::first_seen(&names).into(),
+            purge_batch: PURGE_BATCH,
             names,
             table,
             known: Arc::new(known.into()),
@@ -128,6 +139,42 @@ impl PostgresInbox {
             .await
             .map_err(|error| store_error("mark an event in", &self.names.table, error))?;
         Ok(marked.rows_affected() == 1)
+    }
+
+    /// Removes the marks that were made longer ago than `older_than`, by the database's clock, the oldest first, in short
+    /// transactions of [`with_purge_batch`](Self::with_purge_batch) marks each. Of several that purge a table at once one
+    /// works; the others return at once and say so.
+    ///
+    /// **An event that comes again after its mark was purged is handled again.** `older_than` has to be longer than the
+    /// longest time after which a message can come: see `docs/inbox.md`.
+    ///
+    /// Dropping the future stops after the batch that is under way, which may still be done.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when the table names no column for the time, or the role may not `select` and `delete`; otherwise
+    /// when the database refuses the statement or cannot be reached. What was removed before stays removed.
+    pub async fn purge(&self, pool: &PgPool, older_than: Duration) -> Result<Purged, StoreError> {
+        self.table.purged_by()?;
+        let seen_at = self.names.seen_at.as_deref().expect("the table names it");
+        let statement: Arc<str> = sql::purge(&self.names, seen_at).into();
+        let (mut marks, mut until) = (0, 0);
+        loop {
+            let (held, found, gone, last): (bool, i64, i64, Option<i64>) =
+                sqlx::query_as(AssertSqlSafe(Arc::clone(&statement)))
+                    .persistent(!self.config.pooled)
+                    .bind(micros(older_than))
+                    .bind(i64::from(self.purge_batch))
+                    .bind(until)
+                    .fetch_one(pool)
+                    .await
+                    .map_err(|error| store_error("purge", &self.names.table, error))?;
+            marks += gone.cast_unsigned();
+            until = last.unwrap_or(until);
+            if !held || found < i64::from(self.purge_batch) {
+                return Ok(Purged::new(marks, !held));
+            }
+        }
     }
 
     /// Refuses a table of the application's that cannot be an inbox.

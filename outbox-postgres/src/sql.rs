@@ -572,6 +572,28 @@ pub(crate) fn first_seen(inbox: &InboxNames) -> String {
     format!("insert into {table} ({columns}) values ({values}) on conflict do nothing")
 }
 
+/// Removes old marks, the oldest first, unless another purge has the lock. `$1` age in microseconds, `$2` how many, `$3`
+/// where the batch before has ended, in microseconds since 1970: what it left dead in the index is not read again.
+///
+/// By `ctid`, because no statistics can turn that into a read of the whole table; the time is compared once more, because a
+/// partitioned table has a `ctid` in each part.
+pub(crate) fn purge(inbox: &InboxNames, seen_at: &str) -> String {
+    let table = &inbox.table;
+    let key = crate::config::literal(&format!("purge {table}"));
+    let old = format!("{seen_at} < statement_timestamp() - $1 * interval '1 microsecond'");
+    format!(
+        "with mine as materialized (select pg_try_advisory_xact_lock(hashtextextended({key}, 0)) as held),
+         old as materialized (
+           select ctid from {table}
+            where (select held from mine) and {old}
+              and {seen_at} >= timestamptz 'epoch' + $3 * interval '1 microsecond'
+            order by {seen_at} limit $2),
+         gone as (delete from {table} where ctid = any (array(select ctid from old)) and {old} returning {seen_at} as at)
+         select (select held from mine) as held, (select count(*) from old) as found, (select count(*) from gone) as marks,
+                (select (extract(epoch from max(at)) * 1000000)::int8 from gone) as until"
+    )
+}
+
 /// What stands against a table as an inbox. `$1` table, `$2` columns of its key, `text[]`.
 pub(crate) const INBOX_FAULTS: &str = "
     select 'its column ' || a.attname || ' is of type ' || format_type(a.atttypid, a.atttypmod)

@@ -220,7 +220,8 @@ fn due(due: Option<Due>) -> Option<i64> {
     }
 }
 
-fn micros(duration: Duration) -> i64 {
+/// Microseconds that the database's calendar can add or take.
+pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(LATEST).min(LATEST)
 }
 

@@ -4,11 +4,12 @@
 
 use std::str::FromStr as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use outbox_conformance::{
     DeadLetter, InboxHarness, InboxTransaction, PayloadKind, StoreHarness, WriterTransaction,
 };
-use outbox_core::{EventId, NewEvent, Store, StoreError, async_trait};
+use outbox_core::{EventId, NewEvent, Purged, Store, StoreError, async_trait};
 use outbox_postgres::{
     DeadLetterFilter, DeadLetters, PayloadType, PostgresConfig, PostgresInbox, PostgresOutbox,
     PostgresStore, Schema,
@@ -213,6 +214,19 @@ impl StoreHarness for Harness {
 impl InboxHarness for Harness {
     async fn begin(&self) -> Box<dyn InboxTransaction> {
         Box::new(self.transaction().await)
+    }
+
+    async fn purge(&self, older_than: Duration) -> Option<Result<Purged, StoreError>> {
+        let inbox = PostgresInbox::new(&self.config).unwrap();
+        Some(inbox.purge(&self.pool, older_than).await)
+    }
+
+    async fn age(&self, by: Duration) {
+        let (schema, seconds) = (&self.name, by.as_secs());
+        self.execute(&format!(
+            "update {schema}.outbox_inbox set seen_at = seen_at - interval '{seconds} s'"
+        ))
+        .await;
     }
 }
 

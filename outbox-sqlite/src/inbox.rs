@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use outbox_core::{Inbox, InboxTable, Marks, StoreError, async_trait};
-use sqlx::{SqlStr, Sqlite, Transaction};
+use outbox_core::{Inbox, InboxTable, Marks, PURGE_BATCH, Purged, StoreError, async_trait};
+use sqlx::{SqlStr, Sqlite, SqlitePool, Transaction};
 
 use crate::config::{SqliteConfig, check_name};
 use crate::error::failed;
 use crate::sql::inbox as sql;
+use crate::writer::micros;
 
 /// Remembers which events a consumer has handled, in the consumer's own database and transaction.
 ///
@@ -55,6 +57,7 @@ pub struct SqliteInbox {
     table: InboxTable,
     marks: Marks,
     mark: SqlStr,
+    purge_batch: u32,
     /// Whether the table is known to be an inbox.
     known: Arc<AtomicBool>,
 }
@@ -93,11 +96,19 @@ impl SqliteInbox {
         Ok(self)
     }
 
+    /// With so many marks in each transaction of a [`purge`](Self::purge), at least one. Default: [`PURGE_BATCH`].
+    #[must_use]
+    pub fn with_purge_batch(mut self, marks: u32) -> Self {
+        self.purge_batch = marks.max(1);
+        self
+    }
+
     fn on(config: &SqliteConfig, table: InboxTable, known: bool) -> Self {
         Self {
             config: config.clone(),
             marks: Marks::new(&table),
             mark: sql::first_seen(&table),
+            purge_batch: PURGE_BATCH,
             table,
             known: Arc::new(known.into()),
         }
@@ -128,6 +139,41 @@ impl SqliteInbox {
             .await
             .map_err(failed(format!("mark an event in {}", self.place())))?;
         Ok(marked.rows_affected() == 1)
+    }
+
+    /// Removes the marks that were made longer ago than `older_than`, by the database's clock, the oldest first, in short
+    /// transactions of [`with_purge_batch`](Self::with_purge_batch) marks each. It waits for SQLite's write lock as any
+    /// writer does; several that purge at once take turns.
+    ///
+    /// **An event that comes again after its mark was purged is handled again.** `older_than` has to be longer than the
+    /// longest time after which a message can come: see `docs/inbox.md`.
+    ///
+    /// Dropping the future stops after the batch that is under way, which may still be done.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when the table names no column for the time; `Unavailable` when another writer keeps the lock for
+    /// longer than the busy time-out. What was removed before stays removed.
+    pub async fn purge(
+        &self,
+        pool: &SqlitePool,
+        older_than: Duration,
+    ) -> Result<Purged, StoreError> {
+        let statement = sql::purge(&self.table, self.table.purged_by()?);
+        let mut marks = 0;
+        loop {
+            let gone = sqlx::query(statement.clone())
+                .bind(micros(older_than))
+                .bind(self.purge_batch)
+                .execute(pool)
+                .await
+                .map_err(failed(format!("purge {}", self.place())))?
+                .rows_affected();
+            marks += gone;
+            if gone < u64::from(self.purge_batch) {
+                return Ok(Purged::new(marks, false));
+            }
+        }
     }
 
     /// Refuses a table of the application's that cannot be an inbox.

@@ -11,7 +11,7 @@ use common::{Fixture, fixture_with, rollback_journal};
 use outbox_conformance::{
     DeadLetter, InboxHarness, InboxTransaction, StoreHarness, WriterTransaction,
 };
-use outbox_core::{EventId, NewEvent, Store, StoreError, async_trait};
+use outbox_core::{EventId, NewEvent, Purged, Store, StoreError, async_trait};
 use outbox_sqlite::{DeadLetters, SqliteConfig, SqliteInbox, SqliteOutbox, SqliteStore};
 use sqlx::{ConnectOptions, Connection, Sqlite, SqliteConnection, Transaction};
 
@@ -152,6 +152,17 @@ impl InboxHarness for Harness {
 
     fn concurrent(&self) -> bool {
         false
+    }
+
+    async fn purge(&self, older_than: Duration) -> Option<Result<Purged, StoreError>> {
+        let inbox = SqliteInbox::new(&self.fixture.config).unwrap();
+        Some(inbox.purge(&self.fixture.pool, older_than).await)
+    }
+
+    async fn age(&self, by: Duration) {
+        let update = sqlx::query("update outbox_inbox set seen_at = seen_at - ?1");
+        let micros = i64::try_from(by.as_micros()).unwrap();
+        update.bind(micros).execute(&self.fixture.pool).await.unwrap();
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use outbox_conformance::{InboxHarness, InboxTransaction};
-use outbox_core::{StoreError, async_trait};
+use outbox_core::{Purged, StoreError, async_trait};
 
 use crate::bites;
 
@@ -16,6 +17,10 @@ bites! { inbox,
     a_mark_at_the_commit: many_tasks_make_one_effect_per_event on broken(How::MarksAtCommit);
     sources_that_are_dropped:
         producers_with_equal_ids_do_not_hide_each_others_events on broken(How::MarksAtOnce);
+    a_purge_of_everything: a_purge_removes_what_is_older_and_nothing_else on broken(How::PurgesAll);
+    a_purge_of_nothing: an_event_that_comes_after_its_mark_was_purged_is_new on broken(How::PurgesNothing);
+    a_purge_of_open_marks: a_purge_lets_consumers_mark on broken(How::PurgesAll);
+    a_purge_that_always_makes_way: purges_at_the_same_time_remove_each_mark_once on broken(How::PurgesNothing);
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,6 +29,8 @@ enum How {
     MarksAtOnce,
     MarksAtCommit,
     Folds,
+    PurgesAll,
+    PurgesNothing,
 }
 
 type Marks = Arc<Mutex<BTreeSet<(String, String)>>>;
@@ -48,6 +55,20 @@ impl InboxHarness for Broken {
     async fn begin(&self) -> Box<dyn InboxTransaction> {
         Box::new(Marking { marks: Arc::clone(&self.marks), how: self.how, mine: Vec::new() })
     }
+
+    async fn purge(&self, _older_than: Duration) -> Option<Result<Purged, StoreError>> {
+        let mut marks = self.marks.lock().unwrap();
+        let count = marks.len() as u64;
+        Some(Ok(match self.how {
+            How::PurgesAll => {
+                marks.clear();
+                Purged::new(count, false)
+            }
+            _ => Purged::new(0, count > 0),
+        }))
+    }
+
+    async fn age(&self, _by: Duration) {}
 }
 
 #[async_trait]
@@ -60,7 +81,9 @@ impl InboxTransaction for Marking {
         }
         match self.how {
             How::Forgets => Ok(true),
-            How::MarksAtOnce | How::Folds => Ok(self.marks.lock().unwrap().insert(mark)),
+            How::MarksAtOnce | How::Folds | How::PurgesAll | How::PurgesNothing => {
+                Ok(self.marks.lock().unwrap().insert(mark))
+            }
             How::MarksAtCommit => {
                 let new = !self.marks.lock().unwrap().contains(&mark);
                 self.mine.push(mark);

@@ -1,12 +1,15 @@
 //! A harness around the memory store.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use outbox_conformance::{
     DeadLetter, InboxHarness, InboxTransaction, StoreHarness, WriterTransaction,
 };
 use outbox_core::memory::{MemoryStore, MemoryTransaction, Savepoint};
-use outbox_core::{EventId, EventRow, Inbox, NewEvent, Store, StoreError, Writer, async_trait};
+use outbox_core::{
+    EventId, EventRow, Inbox, NewEvent, Purged, Store, StoreError, Writer, async_trait,
+};
 
 /// A table in memory, seen through `store`: itself, or a broken wrapper around it.
 pub(crate) struct Memory {
@@ -107,6 +110,14 @@ impl InboxHarness for Memory {
     async fn begin(&self) -> Box<dyn InboxTransaction> {
         let transaction = self.table.begin();
         Box::new(Writing { table: self.table.clone(), transaction, savepoint: None })
+    }
+
+    async fn purge(&self, older_than: Duration) -> Option<Result<Purged, StoreError>> {
+        Some(Ok(self.table.inbox().purge(older_than)))
+    }
+
+    async fn age(&self, by: Duration) {
+        self.table.inbox().age(by);
     }
 }
 

@@ -1,5 +1,7 @@
 //! Which table keeps the marks.
 
+use crate::StoreError;
+
 /// The table of an inbox, by its own names: for one that is there already.
 ///
 /// ```
@@ -68,6 +70,21 @@ impl InboxTable {
     pub fn with_seen_at(mut self, seen_at: impl Into<String>) -> Self {
         self.seen_at = Some(seen_at.into());
         self
+    }
+
+    /// The column of the time, for a purge.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when the table has none.
+    pub fn purged_by(&self) -> Result<&str, StoreError> {
+        self.seen_at.as_deref().ok_or_else(|| {
+            StoreError::misconfigured(format!(
+                "cannot purge the inbox table {} by age: it names no column for the time of a mark \
+                 (InboxTable::with_seen_at)",
+                self.table
+            ))
+        })
     }
 
     /// The column of the consumer.

@@ -1,9 +1,11 @@
 //! The consumer's side.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
 use super::{MemoryStore, MemoryTransaction};
-use crate::{Inbox, InboxTable, Marks, StoreError};
+use crate::{Inbox, InboxTable, Marks, Purged, StoreError};
 
 /// The inbox of a [`MemoryStore`].
 #[derive(Clone, Debug)]
@@ -30,6 +32,17 @@ impl MemoryInbox {
     pub fn with_source(mut self, source: &str) -> Result<Self, StoreError> {
         self.marks = self.marks.with_source(source)?;
         Ok(self)
+    }
+
+    /// Removes the marks that were made longer ago than `older_than`, by the store's clock; those of open transactions
+    /// stay.
+    pub fn purge(&self, older_than: Duration) -> Purged {
+        Purged::new(self.store.0.table().purge(older_than), false)
+    }
+
+    /// Makes every mark older by so much, for the test of a purge.
+    pub fn age(&self, by: Duration) {
+        self.store.0.table().age_marks(by);
     }
 }
 

@@ -32,8 +32,16 @@ pub(super) struct Table {
     writers: BTreeMap<u64, u64>,
     next_transaction_id: u64,
     pub(super) pipelines: BTreeMap<String, PipelineLeases>,
-    /// (consumer, event id) and, while it is not committed, the transaction that marked it.
-    marks: BTreeMap<(String, String), Option<u64>>,
+    /// (consumer, event id), and how it stands with the mark.
+    marks: BTreeMap<(String, String), Mark>,
+}
+
+/// A mark of an inbox.
+#[derive(Debug)]
+struct Mark {
+    /// While it is not committed, the transaction that made it.
+    by: Option<u64>,
+    seen_at: i64,
 }
 
 // The application's side.
@@ -103,7 +111,7 @@ impl Table {
             self.insert(row);
         }
         for mark in marks {
-            self.marks.insert(mark.clone(), None);
+            self.marks.get_mut(mark).expect("it was made in this transaction").by = None;
         }
     }
 
@@ -120,13 +128,27 @@ impl Table {
 
     /// Marks (consumer, event id): whether it is new, or `None` while another open transaction has marked it.
     pub(super) fn mark(&mut self, number: u64, mark: &(String, String)) -> Option<bool> {
-        match self.marks.get(mark) {
+        match self.marks.get(mark).map(|mark| mark.by) {
             None => {
-                self.marks.insert(mark.clone(), Some(number));
+                let seen_at = self.now();
+                self.marks.insert(mark.clone(), Mark { by: Some(number), seen_at });
                 Some(true)
             }
-            Some(Some(other)) if *other != number => None,
+            Some(Some(other)) if other != number => None,
             Some(_) => Some(false),
+        }
+    }
+
+    /// Removes committed marks that are older than this, and says how many there were.
+    pub(super) fn purge(&mut self, older_than: Duration) -> u64 {
+        let (before, until) = (self.marks.len(), self.now().saturating_sub(length(older_than)));
+        self.marks.retain(|_, mark| mark.by.is_some() || mark.seen_at >= until);
+        (before - self.marks.len()) as u64
+    }
+
+    pub(super) fn age_marks(&mut self, by: Duration) {
+        for mark in self.marks.values_mut() {
+            mark.seen_at = mark.seen_at.saturating_sub(length(by));
         }
     }
 
@@ -334,10 +356,14 @@ impl Table {
     }
 }
 
+/// In microseconds.
+fn length(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(NEVER)
+}
+
 fn later(micros: i64, delay: Duration) -> i64 {
     // One below NEVER: even the longest delay is not a blocked head.
-    let delay = i64::try_from(delay.as_micros()).unwrap_or(NEVER);
-    micros.saturating_add(delay).min(NEVER - 1)
+    micros.saturating_add(length(delay)).min(NEVER - 1)
 }
 
 /// FNV-1a: the same on every machine and in every version.

@@ -3,11 +3,12 @@
 
 use std::str::FromStr as _;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use outbox_conformance::{
     DeadLetter, InboxHarness, InboxTransaction, PayloadKind, StoreHarness, WriterTransaction,
 };
-use outbox_core::{EventId, NewEvent, Store, StoreError, async_trait};
+use outbox_core::{EventId, NewEvent, Purged, Store, StoreError, async_trait};
 use outbox_mysql::{
     DeadLetterFilter, DeadLetters, MySqlConfig, MySqlInbox, MySqlOutbox, MySqlStore, PayloadType,
     Schema,
@@ -219,6 +220,18 @@ impl StoreHarness for Harness {
 impl InboxHarness for Harness {
     async fn begin(&self) -> Box<dyn InboxTransaction> {
         Box::new(self.transaction().await)
+    }
+
+    async fn purge(&self, older_than: Duration) -> Option<Result<Purged, StoreError>> {
+        Some(MySqlInbox::new(&self.config).purge(&self.pool, older_than).await)
+    }
+
+    async fn age(&self, by: Duration) {
+        let seconds = by.as_secs();
+        self.execute(&format!(
+            "update outbox_inbox set seen_at = seen_at - interval {seconds} second"
+        ))
+        .await;
     }
 }
 

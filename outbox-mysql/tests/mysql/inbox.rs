@@ -1,12 +1,14 @@
 //! The consumer's side.
 
-use outbox_core::{Inbox as _, InboxTable, Seen, StoreErrorKind};
-use outbox_mysql::MySqlInbox;
-use sqlx::{MySql, Transaction};
+use std::time::Duration;
+
+use outbox_core::{Inbox as _, InboxTable, Purged, Seen, StoreErrorKind};
+use outbox_mysql::{MySqlInbox, PayloadType};
+use sqlx::mysql::MySqlPoolOptions;
+use sqlx::{AssertSqlSafe, MySql, Transaction};
 
 use super::both;
 use crate::common::{Harness, hostile_mysql};
-use outbox_mysql::PayloadType;
 
 async fn inbox(harness: &Harness) -> MySqlInbox {
     harness.execute("create table effects (event_id varchar(9)) engine = innodb").await;
@@ -203,4 +205,98 @@ async fn an_id_that_its_column_would_cut_is_refused() {
         tx.commit().await.unwrap();
     }
     assert_eq!(harness.number("select count(*) from seen").await, 1);
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// H205: a purge reads the marks that it removes, by the index, however many there are.
+#[tokio::test]
+async fn a_purge_reads_what_it_removes() {
+    for harness in both().await {
+        harness
+            .execute(
+                "insert into outbox_inbox (consumer, event_id, seen_at)
+                 with recursive n (n) as (select 1 union all select n + 1 from n where n < 1000)
+                 select concat('c', m.n), n.n, utc_timestamp(6) - interval if(m.n = 1, 2, 0) hour
+                   from n join n m on m.n <= 20",
+            )
+            .await;
+        let options = harness.pool.connect_options().as_ref().clone();
+        let one = MySqlPoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
+        sqlx::raw_sql("flush status").execute(&one).await.unwrap();
+        let inbox = MySqlInbox::new(&harness.config).with_purge_batch(100);
+        assert_eq!(inbox.purge(&one, HOUR).await.unwrap(), Purged::new(1_000, false));
+        let read = "select cast(sum(variable_value) as signed) from";
+        let status = "session_status where variable_name like 'handler_read%'";
+        let mysql = format!("{read} performance_schema.{status}");
+        let mariadb = format!("{read} information_schema.{status}");
+        let read: i64 = match sqlx::query_scalar(AssertSqlSafe(mysql)).fetch_one(&one).await {
+            Ok(read) => read,
+            Err(_) => sqlx::query_scalar(AssertSqlSafe(mariadb)).fetch_one(&one).await.unwrap(),
+        };
+        assert!(read <= 3_300, "{read} rows and index entries for 1,000 marks");
+        assert_eq!(harness.number("select count(*) from outbox_inbox").await, 19_000);
+    }
+}
+
+/// Of two one works, the other says so at once; and nobody who marks waits for either.
+#[tokio::test]
+async fn a_purge_that_finds_another_at_work_makes_way() {
+    for harness in both().await {
+        let inbox = MySqlInbox::new(&harness.config);
+        let old = "insert into outbox_inbox values ('billing', 'old', utc_timestamp(6) - interval 2 hour)";
+        harness.execute(old).await;
+        let mut consumer = harness.pool.begin().await.unwrap();
+        let hold =
+            "select 1 from outbox_inbox where (consumer, event_id) = ('billing', 'old') for update";
+        sqlx::raw_sql(hold).execute(&mut *consumer).await.unwrap();
+        let stuck = {
+            let (pool, inbox) = (harness.pool.clone(), inbox.clone());
+            tokio::spawn(async move { inbox.purge(&pool, HOUR).await.unwrap() })
+        };
+        let waiting = format!(
+            "select count(*) from information_schema.processlist where db = '{}' and info like 'delete%'",
+            harness.name
+        );
+        let waits = async {
+            while harness.number(&waiting).await == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), waits).await.expect("it waits for the row");
+        assert_eq!(inbox.purge(&harness.pool, HOUR).await.unwrap(), Purged::new(0, true));
+        let tx = harness.pool.begin().await.unwrap();
+        let Seen::First(tx) = inbox.once(tx, "mailing", "new").await.unwrap() else {
+            panic!("new")
+        };
+        tx.commit().await.unwrap();
+        consumer.rollback().await.unwrap();
+        assert_eq!(stuck.await.unwrap(), Purged::new(1, false));
+        assert_eq!(inbox.purge(&harness.pool, HOUR).await.unwrap(), Purged::new(0, false));
+    }
+}
+
+/// Who gives up a purge leaves its lock to nobody: it is given back when the batch under way has ended.
+#[tokio::test]
+async fn a_dropped_purge_gives_its_lock_back() {
+    for harness in both().await {
+        let inbox = MySqlInbox::new(&harness.config);
+        let old = "insert into outbox_inbox values ('billing', 'old', utc_timestamp(6) - interval 2 hour)";
+        harness.execute(old).await;
+        let mut consumer = harness.pool.begin().await.unwrap();
+        let hold =
+            "select 1 from outbox_inbox where (consumer, event_id) = ('billing', 'old') for update";
+        sqlx::raw_sql(hold).execute(&mut *consumer).await.unwrap();
+        let given_up =
+            tokio::time::timeout(Duration::from_millis(300), inbox.purge(&harness.pool, HOUR));
+        assert!(given_up.await.is_err(), "it waits for the lock on its row");
+        consumer.rollback().await.unwrap();
+        let freed = async {
+            while inbox.purge(&harness.pool, HOUR).await.unwrap().busy {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), freed).await.expect("the lock is free");
+        assert_eq!(harness.number("select count(*) from outbox_inbox").await, 0);
+    }
 }

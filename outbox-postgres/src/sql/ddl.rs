@@ -153,6 +153,10 @@ pub(crate) fn create(config: &PostgresConfig) -> Vec<String> {
   primary key (consumer, event_id)
 )"
         ),
+        format!(
+            "create index if not exists {} on {inbox} (seen_at)",
+            names.index("_inbox_seen_at")
+        ),
         format!("create table if not exists {meta} (key text primary key, value text not null)"),
         format!(
             "insert into {meta} (key, value) values ('schema_version', '{VERSION}'), ('lanes', '{count}')

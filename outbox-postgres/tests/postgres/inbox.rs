@@ -1,10 +1,13 @@
 //! The consumer's side.
 
-use outbox_core::{Inbox as _, InboxTable, Seen, StoreErrorKind};
+use std::time::Duration;
+
+use outbox_core::{Inbox as _, InboxTable, Purged, Seen, StoreErrorKind};
 use outbox_postgres::PostgresInbox;
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{Postgres, Transaction};
 
-use crate::common::Outbox;
+use crate::common::{Outbox, run};
 
 async fn inbox(outbox: &Outbox) -> PostgresInbox {
     outbox.execute("create table effects (event_id text)").await;
@@ -143,4 +146,113 @@ async fn a_table_that_cannot_be_an_inbox_is_refused_with_the_reason() {
     }
     let own = PostgresInbox::new(&outbox.config).unwrap();
     assert!(own.with_table(InboxTable::of_one("billing", "x".repeat(64), "event_id")).is_err());
+}
+
+/// H205: a purge reads the marks that it removes, by the index, however many there are; under an old snapshot, which keeps what
+/// is dead in the index, each batch goes on where the one before has ended.
+#[tokio::test]
+async fn a_purge_reads_what_it_removes() {
+    let outbox = Outbox::new().await;
+    let one = PgPoolOptions::new().max_connections(1).connect(&outbox.url).await.unwrap();
+    let inbox = PostgresInbox::new(&outbox.config).unwrap().with_purge_batch(100);
+    outbox
+        .execute(
+            "alter table outbox_inbox set (autovacuum_enabled = off);
+             insert into outbox_inbox
+             select 'billing', n::text, clock_timestamp() - n * interval '1 s' from generate_series(1, 50000) n;
+             analyze outbox_inbox",
+        )
+        .await;
+    let mut snapshot = outbox.session().await;
+    run(&mut snapshot, "begin isolation level repeatable read; select 1 from outbox_inbox limit 1")
+        .await;
+    let read = "select seq_scan, idx_tup_read from pg_stat_user_tables t
+                  join pg_stat_user_indexes i on i.relid = t.relid
+                 where indexrelname = 'outbox_inbox_seen_at'";
+    for (older_than, dead_before) in [(48_000, 0), (46_000, 2_000)] {
+        sqlx::raw_sql("select pg_stat_force_next_flush()").execute(&one).await.unwrap();
+        let (scans, before): (i64, i64) = sqlx::query_as(read).fetch_one(&one).await.unwrap();
+        let purged = inbox.purge(&one, Duration::from_secs(older_than)).await.unwrap();
+        assert!((2_000..2_060).contains(&purged.marks), "{purged:?}");
+        sqlx::raw_sql("select pg_stat_force_next_flush()").execute(&one).await.unwrap();
+        let (scans_after, after): (i64, i64) = sqlx::query_as(read).fetch_one(&one).await.unwrap();
+        assert_eq!(scans_after, scans, "the whole table was read");
+        // Each batch reads the last mark of the one before once more.
+        let most = dead_before + 2_060 + 2_060 / 100;
+        assert!(after - before <= most, "{} index entries for {purged:?}", after - before);
+    }
+    run(&mut snapshot, "rollback").await;
+}
+
+/// Of two one works, the other says so at once; and nobody who marks waits for either.
+#[tokio::test]
+async fn a_purge_that_finds_another_at_work_makes_way() {
+    let outbox = Outbox::new().await;
+    let inbox = PostgresInbox::new(&outbox.config).unwrap();
+    outbox
+        .execute("insert into outbox_inbox values ('billing', 'old', clock_timestamp() - interval '2 h')")
+        .await;
+    let mut consumer = outbox.session().await;
+    run(&mut consumer, "begin; select 1 from outbox_inbox where event_id = 'old' for update").await;
+    let hour = Duration::from_secs(3600);
+    let stuck = {
+        let (pool, inbox) = (outbox.pool.clone(), inbox.clone());
+        tokio::spawn(async move { inbox.purge(&pool, hour).await.unwrap() })
+    };
+    outbox.wait_for_lock_waiter().await;
+    let second = tokio::time::timeout(Duration::from_secs(10), inbox.purge(&outbox.pool, hour));
+    assert_eq!(second.await.expect("it waits for nobody").unwrap(), Purged::new(0, true));
+    let tx = outbox.pool.begin().await.unwrap();
+    let Seen::First(tx) = inbox.once(tx, "billing", "new").await.unwrap() else { panic!("new") };
+    tx.commit().await.unwrap();
+    run(&mut consumer, "rollback").await;
+    assert_eq!(stuck.await.unwrap(), Purged::new(1, false));
+}
+
+/// A table of the application's own is purged by its own column, and one without a time not at all.
+#[tokio::test]
+async fn a_purge_needs_a_column_for_the_time() {
+    let outbox = Outbox::new().await;
+    outbox.execute("create table handled (event_id text primary key, at timestamptz)").await;
+    let inbox = |table| {
+        let own = PostgresInbox::new(&outbox.config).unwrap();
+        own.with_table(table).unwrap()
+    };
+    let table = InboxTable::of_one("billing", "handled", "event_id");
+    let timeless = inbox(table.clone());
+    let error = timeless.purge(&outbox.pool, Duration::ZERO).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured);
+    assert!(error.to_string().contains("with_seen_at"), "{error}");
+    let inbox = inbox(table.with_seen_at("at"));
+    let tx = outbox.pool.begin().await.unwrap();
+    let Seen::First(tx) = inbox.once(tx, "billing", "1").await.unwrap() else { panic!("new") };
+    tx.commit().await.unwrap();
+    assert_eq!(inbox.purge(&outbox.pool, Duration::ZERO).await.unwrap().marks, 1);
+}
+
+/// A role with the rights of `docs/inbox.md` marks and purges.
+#[tokio::test]
+async fn the_documented_rights_are_enough() {
+    let outbox = Outbox::new().await;
+    let inbox = PostgresInbox::new(&outbox.config).unwrap();
+    for (rights, purges) in [("insert", false), ("insert, select, delete", true)] {
+        let mut tx = outbox.pool.begin().await.unwrap();
+        let role = format!("role_{}", uuid::Uuid::new_v4().simple());
+        let grant = format!(
+            "create role {role}; grant {rights} on outbox_inbox to {role}; set role {role}"
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(grant)).execute(&mut *tx).await.unwrap();
+        assert!(inbox.first_seen(&mut tx, "billing", "1").await.unwrap());
+        tx.rollback().await.unwrap();
+
+        let one = PgPoolOptions::new().max_connections(1).connect(&outbox.url).await.unwrap();
+        let setup = format!(
+            "create role {role}; grant {rights} on outbox_inbox to {role}; set role {role}"
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(setup)).execute(&one).await.unwrap();
+        let purged = inbox.purge(&one, Duration::ZERO).await;
+        assert_eq!(purged.is_ok(), purges, "{purged:?}");
+        let end = format!("reset role; drop owned by {role}; drop role {role}");
+        sqlx::raw_sql(sqlx::AssertSqlSafe(end)).execute(&one).await.unwrap();
+    }
 }

@@ -388,3 +388,15 @@ async fn a_database_without_an_encoding_is_refused() {
     let error = ascii.store().join(&worker("w")).await.unwrap_err();
     assert!(error.to_string().contains("SQL_ASCII"), "{error}");
 }
+
+/// A table of an earlier version gets what a purge needs, and until then `check` names it.
+#[tokio::test]
+async fn migrate_adds_the_index_of_the_inbox() {
+    let outbox = Outbox::new().await;
+    outbox.execute("drop index outbox_inbox_seen_at").await;
+    let drift = outbox.schema().check().await.unwrap();
+    assert_eq!(drift.len(), 1, "{drift:?}");
+    assert!(!drift[0].hazard && drift[0].to_string().contains("outbox_inbox"), "{drift:?}");
+    outbox.schema().migrate().await.unwrap();
+    assert_eq!(outbox.schema().check().await.unwrap(), []);
+}

@@ -18,6 +18,17 @@ pub(crate) fn first_seen(inbox: &InboxTable) -> SqlStr {
     safe(format!("insert into \"{table}\" ({columns}) values ({values}) on conflict do nothing"))
 }
 
+/// Removes old marks, the oldest first. ?1 age in microseconds, ?2 how many.
+pub(crate) fn purge(inbox: &InboxTable, seen_at: &str) -> SqlStr {
+    let table = &inbox.table;
+    let key: Vec<String> = inbox.key().iter().map(|column| format!("\"{column}\"")).collect();
+    let key = key.join(", ");
+    safe(format!(
+        "delete from \"{table}\" where ({key}) in (
+           select {key} from \"{table}\" where \"{seen_at}\" < {NOW} - ?1 order by \"{seen_at}\" limit ?2)"
+    ))
+}
+
 /// What stands against a table as an inbox.
 pub(crate) fn faults(inbox: &InboxTable) -> SqlStr {
     let table = &inbox.table;
@@ -37,4 +48,33 @@ pub(crate) fn faults(inbox: &InboxTable) -> SqlStr {
                                    where key and coll = 'BINARY' and name in ({list})))",
         key = key.join(", ")
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::sqlite::SqliteConnectOptions;
+    use sqlx::{ConnectOptions, Row};
+
+    use super::*;
+    use crate::config::SqliteConfig;
+    use crate::sql::Sql;
+
+    /// H205: a purge finds the old marks by the time, and each by its key.
+    #[tokio::test]
+    async fn a_purge_reads_no_more_than_it_removes() {
+        let config = SqliteConfig::new("x");
+        let options = SqliteConnectOptions::new().in_memory(true);
+        let mut connection = options.connect().await.unwrap();
+        let schema = Sql::new(&config).unwrap().schema();
+        sqlx::raw_sql(safe(schema)).execute(&mut connection).await.unwrap();
+        let purge = purge(&config.inbox(), "seen_at");
+        let explained = safe(format!("explain query plan {}", purge.as_str()));
+        let plan = sqlx::query(explained).bind(0).bind(0).fetch_all(&mut connection).await.unwrap();
+        let steps: Vec<String> = plan.iter().map(|step| step.get("detail")).collect();
+        assert!(
+            steps.iter().any(|step| step.contains("outbox_inbox_seen (seen_at<?)")),
+            "{steps:?}"
+        );
+        assert!(!steps.iter().any(|step| step.contains("SCAN")), "{steps:?}");
+    }
 }
