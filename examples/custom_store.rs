@@ -147,20 +147,16 @@ impl Row {
     }
 
     fn read(&self) -> EventRow<'_> {
-        EventRow {
-            position: self.position,
-            lane: 0,
-            id: self.event.id().clone(),
-            aggregate_type: self.event.aggregate_type(),
-            aggregate_id: self.event.aggregate_id(),
-            event_type: self.event.event_type(),
-            payload: self.event.payload(),
-            headers: self.event.headers(),
-            created_at_micros: self.created_at_micros,
-            attempts: self.attempts,
-            waiting: self.due.is_some(),
-            fault: None,
-        }
+        let mut row = EventRow::new(self.position, 0, self.event.id().clone());
+        row.aggregate_type = self.event.aggregate_type();
+        row.aggregate_id = self.event.aggregate_id();
+        row.event_type = self.event.event_type();
+        row.payload = self.event.payload();
+        row.headers = self.event.headers();
+        row.created_at_micros = self.created_at_micros;
+        row.attempts = self.attempts;
+        row.waiting = self.due.is_some();
+        row
     }
 }
 

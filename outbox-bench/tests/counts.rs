@@ -86,10 +86,8 @@ fn settling_a_thousand_events_writes_at_most_ninety_bytes_of_wal_each() {
             }
             let mut settlements = Settlements::new(worker.clone());
             settlements.lanes.clone_from(&owned);
-            settlements.delivered = events
-                .iter()
-                .map(|event| Delivered { receipt: event.receipt(), destination: "t".into() })
-                .collect();
+            settlements.delivered =
+                events.iter().map(|event| Delivered::new(event.receipt(), "t")).collect();
             let before = wal_position(&mut monitor).await;
             assert_eq!(store.settle(&settlements).await.unwrap().missing, 0);
             wal += wal_position(&mut monitor).await - before;

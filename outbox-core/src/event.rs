@@ -190,6 +190,7 @@ impl fmt::Debug for Event {
 
 /// The store's handle of one pending event: lane, position and id, all three compared when it is settled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Receipt {
     /// The event's lane.
     pub lane: LaneId,
@@ -199,8 +200,17 @@ pub struct Receipt {
     pub id: EventId,
 }
 
+impl Receipt {
+    /// The handle of the event with this id at this place.
+    #[must_use]
+    pub fn new(lane: LaneId, position: Position, id: EventId) -> Self {
+        Self { lane, position, id }
+    }
+}
+
 /// One row of a claim, as a store decodes it.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct EventRow<'a> {
     /// See [`Event::position`].
     pub position: Position,
@@ -226,6 +236,27 @@ pub struct EventRow<'a> {
     pub waiting: bool,
     /// See [`Event::fault`].
     pub fault: Option<&'a str>,
+}
+
+impl EventRow<'_> {
+    /// A row at this place with this id. All else is empty, `None` or 0, and to be set field by field.
+    #[must_use]
+    pub fn new(position: Position, lane: LaneId, id: EventId) -> Self {
+        Self {
+            position,
+            lane,
+            id,
+            aggregate_type: "",
+            aggregate_id: None,
+            event_type: "",
+            payload: None,
+            headers: None,
+            created_at_micros: 0,
+            attempts: 0,
+            waiting: false,
+            fault: None,
+        }
+    }
 }
 
 /// Collects the rows of one claim into buffers that they share.

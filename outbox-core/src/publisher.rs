@@ -67,6 +67,7 @@ pub enum KeyOrder {
 
 /// A message that was not confirmed: whose fault it is, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Failure {
     /// Whose fault it is.
     pub class: FailureClass,

@@ -338,6 +338,7 @@ impl Leases {
 
 /// A lane in the hands of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OwnedLane {
     /// Which.
     pub lane: LaneId,
@@ -345,6 +346,14 @@ pub struct OwnedLane {
     pub epoch: Epoch,
     /// How many owners in a row died with it.
     pub crashes: u16,
+}
+
+impl OwnedLane {
+    /// A lane that is owned under this epoch, after so many owners in a row that died with it.
+    #[must_use]
+    pub fn new(lane: LaneId, epoch: Epoch, crashes: u16) -> Self {
+        Self { lane, epoch, crashes }
+    }
 }
 
 /// Which events a claim wants.
@@ -504,6 +513,7 @@ impl Probe {
 
 /// A transaction that may still bring rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OpenWriter {
     /// Names the transaction for as long as the server runs.
     pub name: String,
@@ -511,8 +521,17 @@ pub struct OpenWriter {
     pub transaction: Option<u64>,
 }
 
+impl OpenWriter {
+    /// A transaction of this name, with its id if it has one that snapshots name.
+    #[must_use]
+    pub fn new(name: impl Into<String>, transaction: Option<u64>) -> Self {
+        Self { name: name.into(), transaction }
+    }
+}
+
 /// A statement's snapshot: which transactions it still saw in progress.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Snapshot {
     /// All transactions below had ended.
     pub lowest_open: u64,
@@ -523,6 +542,12 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// A snapshot between these two transactions; `in_progress` rises.
+    #[must_use]
+    pub fn new(lowest_open: u64, first_unborn: u64, in_progress: Vec<u64>) -> Self {
+        Self { lowest_open, first_unborn, in_progress }
+    }
+
     /// Whether the snapshot saw nothing of `transaction`: it was in progress, or unborn.
     #[must_use]
     pub fn misses(&self, transaction: u64) -> bool {
@@ -581,6 +606,7 @@ impl Settlements {
 
 /// An event that its broker confirmed.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Delivered {
     /// Which event.
     pub receipt: Receipt,
@@ -588,8 +614,17 @@ pub struct Delivered {
     pub destination: Arc<str>,
 }
 
+impl Delivered {
+    /// This event went to this destination.
+    #[must_use]
+    pub fn new(receipt: Receipt, destination: impl Into<Arc<str>>) -> Self {
+        Self { receipt, destination: destination.into() }
+    }
+}
+
 /// An event that is to be tried again.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Retry {
     /// Which event.
     pub receipt: Receipt,
@@ -601,8 +636,22 @@ pub struct Retry {
     pub reason: String,
 }
 
+impl Retry {
+    /// This event waits for `delay`, with `attempts` from now on; see the fields.
+    #[must_use]
+    pub fn new(
+        receipt: Receipt,
+        attempts: u32,
+        delay: Option<Duration>,
+        reason: impl Into<String>,
+    ) -> Self {
+        Self { receipt, attempts, delay, reason: reason.into() }
+    }
+}
+
 /// An event that is given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Dead {
     /// Which event.
     pub receipt: Receipt,
@@ -610,6 +659,14 @@ pub struct Dead {
     pub attempts: u32,
     /// Why, for people: at most [`MAX_REASON_BYTES`], without NUL.
     pub reason: String,
+}
+
+impl Dead {
+    /// This event is given up after so many attempts; see the fields.
+    #[must_use]
+    pub fn new(receipt: Receipt, attempts: u32, reason: impl Into<String>) -> Self {
+        Self { receipt, attempts, reason: reason.into() }
+    }
 }
 
 /// The longest reason that the relay hands to a store, in bytes.

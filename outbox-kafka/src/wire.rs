@@ -90,20 +90,13 @@ pub(crate) mod tests {
 
     fn message_at(kind: &str, id: Option<&str>, topic: &str, created_at_micros: i64) -> Message {
         let mut rows = EventRows::default();
-        rows.push(&EventRow {
-            position: 1,
-            lane: 0,
-            id: EventId::generate(),
-            aggregate_type: kind,
-            aggregate_id: id,
-            event_type: "Created",
-            payload: Some(b"{}"),
-            headers: None,
-            created_at_micros,
-            attempts: 0,
-            waiting: false,
-            fault: None,
-        });
+        let mut row = EventRow::new(1, 0, EventId::generate());
+        row.aggregate_type = kind;
+        row.aggregate_id = id;
+        row.event_type = "Created";
+        row.payload = Some(b"{}");
+        row.created_at_micros = created_at_micros;
+        rows.push(&row);
         Message::new(rows.finish().pop().unwrap(), topic.into())
     }
 

@@ -64,26 +64,24 @@ impl<'a> RawEvent<'a> {
             fault
                 .push_str("payload and headers are larger than max_allowed_packet of the server; ");
         }
-        let row = EventRow {
-            position: self.position,
-            lane: self.lane,
-            // Such a row can be settled by no one; an operator must look at it.
-            id: id.unwrap_or_else(|| EventId::from(uuid::Uuid::nil())),
-            aggregate_type: required("aggregatetype", self.aggregate_type, &mut fault),
-            aggregate_id: text("aggregateid", self.aggregate_id, &mut fault),
-            event_type: required("type", self.event_type, &mut fault),
-            payload: self.payload,
-            headers: text("headers", self.headers, &mut fault),
-            created_at_micros: self.created_at_micros.unwrap_or_else(|| {
-                fault.push_str("created_at is null or no time; ");
-                0
-            }),
-            attempts: u32::try_from(self.attempts).unwrap_or(u32::MAX),
-            waiting: self.waiting,
-            fault: None,
-        };
-        let fault = fault.strip_suffix("; ");
-        rows.push(&EventRow { fault, ..row });
+        let mut row = EventRow::new(
+            self.position,
+            self.lane,
+            id.unwrap_or_else(|| EventId::from(uuid::Uuid::nil())),
+        );
+        row.aggregate_type = required("aggregatetype", self.aggregate_type, &mut fault);
+        row.aggregate_id = text("aggregateid", self.aggregate_id, &mut fault);
+        row.event_type = required("type", self.event_type, &mut fault);
+        row.payload = self.payload;
+        row.headers = text("headers", self.headers, &mut fault);
+        row.created_at_micros = self.created_at_micros.unwrap_or_else(|| {
+            fault.push_str("created_at is null or no time; ");
+            0
+        });
+        row.attempts = u32::try_from(self.attempts).unwrap_or(u32::MAX);
+        row.waiting = self.waiting;
+        row.fault = fault.strip_suffix("; ");
+        rows.push(&row);
     }
 }
 

@@ -42,10 +42,8 @@ async fn a_settled_event_costs_less_than_half_of_a_marking_update() {
             let events = outbox.store.claim(&request).await.unwrap().events;
             let mut settlements = Settlements::new(worker.clone());
             settlements.lanes = leases.lanes.iter().map(|it| (it.lane, it.epoch)).collect();
-            settlements.delivered = events
-                .iter()
-                .map(|event| Delivered { receipt: event.receipt(), destination: "t".into() })
-                .collect();
+            settlements.delivered =
+                events.iter().map(|event| Delivered::new(event.receipt(), "t")).collect();
             let before = logs(&outbox).await;
             assert_eq!(outbox.store.settle(&settlements).await.unwrap().missing, 0);
             settled = settled.plus(&logs(&outbox).await.since(&before));

@@ -88,31 +88,27 @@ impl RawEvent<'_> {
         if id.is_none() {
             fault.push_str("id is null; ");
         }
-        let row = EventRow {
-            position: self.position,
-            lane: self.lane,
-            id: EventId::from(id.unwrap_or_default()),
-            aggregate_type: required("aggregatetype", self.aggregate_type, &mut fault),
-            aggregate_id: text("aggregateid", self.aggregate_id, &mut fault),
-            event_type: required("type", self.event_type, &mut fault),
-            payload: self.payload,
-            headers: text("headers", self.headers, &mut fault),
-            created_at_micros: self.created_at_micros.unwrap_or_else(|| {
-                fault.push_str("created_at is null or infinite; ");
-                0
-            }),
-            attempts: u32::try_from(self.attempts).unwrap_or_default(),
-            waiting: self.waiting,
-            fault: None,
-        };
+        let mut row =
+            EventRow::new(self.position, self.lane, EventId::from(id.unwrap_or_default()));
+        row.aggregate_type = required("aggregatetype", self.aggregate_type, &mut fault);
+        row.aggregate_id = text("aggregateid", self.aggregate_id, &mut fault);
+        row.event_type = required("type", self.event_type, &mut fault);
+        row.payload = self.payload;
+        row.headers = text("headers", self.headers, &mut fault);
+        row.created_at_micros = self.created_at_micros.unwrap_or_else(|| {
+            fault.push_str("created_at is null or infinite; ");
+            0
+        });
+        row.attempts = u32::try_from(self.attempts).unwrap_or_default();
+        row.waiting = self.waiting;
         let key = row.aggregate_type.len() + row.aggregate_id.map_or(0, str::len);
         if key > MAX_KEY_BYTES {
             fault.push_str(&format!(
                 "aggregatetype and aggregateid together have {key} bytes, {MAX_KEY_BYTES} are allowed; "
             ));
         }
-        let fault = fault.strip_suffix("; ");
-        rows.push(&EventRow { fault, ..row });
+        row.fault = fault.strip_suffix("; ");
+        rows.push(&row);
     }
 }
 
@@ -183,7 +179,7 @@ fn parse_snapshot(text: &str) -> Option<Snapshot> {
     let mut number = || parts.next()?.parse().ok();
     let (lowest_open, first_unborn) = (number()?, number()?);
     let in_progress = parts.next()?.split(',').filter_map(|xid| xid.parse().ok()).collect();
-    Some(Snapshot { lowest_open, first_unborn, in_progress })
+    Some(Snapshot::new(lowest_open, first_unborn, in_progress))
 }
 
 /// The 64-bit id of a transaction whose lower half is `xid`, given an id that is close to it.

@@ -243,10 +243,8 @@ fn leases_of(row: &PgRow) -> Result<Leases, sqlx::Error> {
         row.try_get::<i64, _>(column).map(|count| u16::try_from(count).unwrap_or(u16::MAX))
     };
     let owned = lanes.into_iter().zip(epochs).zip(crashes);
-    let owned = owned.map(|((lane, epoch), crashes)| OwnedLane {
-        lane: lane.cast_unsigned(),
-        epoch,
-        crashes: crashes.cast_unsigned(),
+    let owned = owned.map(|((lane, epoch), crashes)| {
+        OwnedLane::new(lane.cast_unsigned(), epoch, crashes.cast_unsigned())
     });
     Ok(Leases::new(owned.collect(), count("workers")?, count("rank")?))
 }
@@ -258,7 +256,7 @@ fn probe_of(row: &PgRow) -> Result<Probe, sqlx::Error> {
     let writers = names
         .into_iter()
         .zip(xids)
-        .map(|(name, xid)| OpenWriter { name, transaction: xid.and_then(|xid| widen(xid, next)) });
+        .map(|(name, xid)| OpenWriter::new(name, xid.and_then(|xid| widen(xid, next))));
     Ok(Probe::new(row.try_get("top")?, writers.collect(), row.try_get::<String, _>("server")?))
 }
 

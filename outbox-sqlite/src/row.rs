@@ -82,20 +82,18 @@ impl<'r> ClaimedRow<'r> {
             Ok(id) if std::str::from_utf8(self.id).is_ok() => id,
             _ => unreadable_id(self.id),
         };
-        rows.push(&EventRow {
-            position: self.position.unwrap_or(0),
-            lane: LaneId::try_from(self.lane).unwrap_or(0),
-            id,
-            aggregate_type: &aggregate_type,
-            aggregate_id: aggregate_id.as_deref(),
-            event_type: &event_type,
-            payload: self.payload,
-            headers: headers.as_deref(),
-            created_at_micros: self.created_at,
-            attempts: u32::try_from(self.attempts).unwrap_or(u32::MAX),
-            waiting: self.waiting,
-            fault: fault.as_deref(),
-        });
+        let mut row =
+            EventRow::new(self.position.unwrap_or(0), LaneId::try_from(self.lane).unwrap_or(0), id);
+        row.aggregate_type = &aggregate_type;
+        row.aggregate_id = aggregate_id.as_deref();
+        row.event_type = &event_type;
+        row.payload = self.payload;
+        row.headers = headers.as_deref();
+        row.created_at_micros = self.created_at;
+        row.attempts = u32::try_from(self.attempts).unwrap_or(u32::MAX);
+        row.waiting = self.waiting;
+        row.fault = fault.as_deref();
+        rows.push(&row);
     }
 }
 

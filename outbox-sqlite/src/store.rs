@@ -176,7 +176,7 @@ impl Store for SqliteStore {
         self.commit(transaction).await?;
         let lanes = owned
             .into_iter()
-            .map(|(lane, epoch, crashes)| OwnedLane { lane, epoch, crashes })
+            .map(|(lane, epoch, crashes)| OwnedLane::new(lane, epoch, crashes))
             .collect();
         let rank = roster.iter().take_while(|worker| **worker < me).count();
         let count = |number: usize| u16::try_from(number).unwrap_or(u16::MAX);

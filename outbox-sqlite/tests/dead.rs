@@ -16,7 +16,7 @@ async fn with_a_dead_head() -> (Fixture, DeadLetters) {
     let events = fixture.claim_all().await.events;
     let mut verdicts = settlements(&worker, &owned, &events);
     let receipt = events[0].receipt();
-    verdicts.dead = vec![Dead { receipt, attempts: 5, reason: "its schema is unknown".to_owned() }];
+    verdicts.dead = vec![Dead::new(receipt, 5, "its schema is unknown")];
     fixture.store.settle(&verdicts).await.unwrap();
     let letters = DeadLetters::new(fixture.pool.clone(), &fixture.config).unwrap();
     (fixture, letters)
@@ -88,7 +88,7 @@ async fn a_blocked_head_is_sent_again_or_dropped() {
     let mut verdicts = settlements(&worker, &owned, &events);
     let receipt = events[0].receipt();
     let reason = "its schema is unknown".to_owned();
-    verdicts.retries = vec![Retry { receipt, attempts: 7, delay: None, reason }];
+    verdicts.retries = vec![Retry::new(receipt, 7, None, reason)];
     fixture.store.settle(&verdicts).await.unwrap();
     let letters = DeadLetters::new(fixture.pool.clone(), &fixture.config).unwrap();
 

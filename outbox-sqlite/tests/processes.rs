@@ -91,10 +91,8 @@ async fn relay(config: &SqliteConfig) -> HashMap<String, Vec<usize>> {
             return seen;
         }
         let mut verdicts = settlements(&me, &owned, &events);
-        verdicts.delivered = events
-            .iter()
-            .map(|event| Delivered { receipt: event.receipt(), destination: "x".into() })
-            .collect();
+        verdicts.delivered =
+            events.iter().map(|event| Delivered::new(event.receipt(), "x")).collect();
         for event in &events {
             let number = std::str::from_utf8(event.payload().unwrap()).unwrap().parse().unwrap();
             seen.entry(event.aggregate_id().unwrap().to_owned()).or_default().push(number);

@@ -18,15 +18,15 @@ use outbox_core::{
 use outbox_sqlite::Keep;
 
 fn delivered(event: &Event) -> Delivered {
-    Delivered { receipt: event.receipt(), destination: "outbox.event.order".into() }
+    Delivered::new(event.receipt(), "outbox.event.order")
 }
 
 fn retry(event: &Event, delay: Option<Duration>) -> Retry {
-    Retry { receipt: event.receipt(), attempts: 1, delay, reason: "broken".to_owned() }
+    Retry::new(event.receipt(), 1, delay, "broken")
 }
 
 fn dead(event: &Event) -> Dead {
-    Dead { receipt: event.receipt(), attempts: 3, reason: "given up".to_owned() }
+    Dead::new(event.receipt(), 3, "given up")
 }
 
 async fn wait(
@@ -242,7 +242,7 @@ async fn two_workers_share_the_lanes_and_hand_them_over() {
     fixture.store.release(&b, &[4]).await.unwrap();
     fixture.store.acquire(&b, 2).await.unwrap();
     let of_b = fixture.store.heartbeat(&b, LEASE).await.unwrap();
-    assert_eq!(of_b.lanes, [3, 7].map(|lane| OwnedLane { lane, epoch: 2, crashes: 0 }));
+    assert_eq!(of_b.lanes, [3, 7].map(|lane| OwnedLane::new(lane, 2, 0)));
     let of_a = fixture.store.heartbeat(&a, LEASE).await.unwrap();
     assert_eq!(of_a.lanes.len(), 13);
     assert_eq!((of_a.workers, of_b.workers, of_a.rank + of_b.rank), (2, 2, 1));
@@ -352,7 +352,7 @@ async fn an_event_is_named_by_its_id_and_its_lane_too() {
     let mut stranger = fixture.claim_all().await.events[0].receipt();
     stranger.id = outbox_core::EventId::generate();
     let mut verdicts = settlements(&worker, &owned, &fixture.claim_all().await.events);
-    verdicts.delivered = vec![Delivered { receipt: stranger, destination: "x".into() }];
+    verdicts.delivered = vec![Delivered::new(stranger, "x")];
     assert_eq!(fixture.store.settle(&verdicts).await.unwrap(), Settled::new(vec![0], 1));
     assert_eq!(fixture.claim_all().await.events.len(), 1);
 }

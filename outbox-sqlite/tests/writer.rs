@@ -95,10 +95,8 @@ async fn names_ids_and_headers_come_back_as_they_were() {
     }
     let (worker, owned) = fixture.owner().await;
     let mut verdicts = common::settlements(&worker, &owned, &claimed);
-    verdicts.delivered = claimed
-        .iter()
-        .map(|event| outbox_core::Delivered { receipt: event.receipt(), destination: "x".into() })
-        .collect();
+    verdicts.delivered =
+        claimed.iter().map(|event| outbox_core::Delivered::new(event.receipt(), "x")).collect();
     use outbox_core::Store;
     assert_eq!(fixture.store.settle(&verdicts).await.unwrap().missing, 0);
 }

@@ -284,20 +284,13 @@ pub(crate) mod tests {
 
     fn row(kind: &str, row: &Row<'_>, queue: &str) -> Message {
         let mut rows = EventRows::default();
-        rows.push(&EventRow {
-            position: 1,
-            lane: 0,
-            id: EventId::from_text(row.id).unwrap(),
-            aggregate_type: kind,
-            aggregate_id: row.key,
-            event_type: "Created",
-            payload: row.payload,
-            headers: row.headers,
-            created_at_micros: 0,
-            attempts: 0,
-            waiting: false,
-            fault: None,
-        });
+        let mut event = EventRow::new(1, 0, EventId::from_text(row.id).unwrap());
+        event.aggregate_type = kind;
+        event.aggregate_id = row.key;
+        event.event_type = "Created";
+        event.payload = row.payload;
+        event.headers = row.headers;
+        rows.push(&event);
         Message::new(rows.finish().pop().unwrap(), queue.into())
     }
 

@@ -33,20 +33,14 @@ impl Draft {
         let headers = (!headers.is_empty()).then(|| format!("{{{}}}", headers.join(",")));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is past 1970");
         let mut rows = EventRows::default();
-        rows.push(&EventRow {
-            position: 1,
-            lane: 0,
-            id: EventId::generate(),
-            aggregate_type: "order",
-            aggregate_id: self.key.as_deref(),
-            event_type: "Created.v1",
-            payload: self.payload.as_deref(),
-            headers: headers.as_deref(),
-            created_at_micros: i64::try_from(now.as_micros()).expect("it is before 294000"),
-            attempts: 0,
-            waiting: false,
-            fault: None,
-        });
+        let mut row = EventRow::new(1, 0, EventId::generate());
+        row.aggregate_type = "order";
+        row.aggregate_id = self.key.as_deref();
+        row.event_type = "Created.v1";
+        row.payload = self.payload.as_deref();
+        row.headers = headers.as_deref();
+        row.created_at_micros = i64::try_from(now.as_micros()).expect("it is before 294000");
+        rows.push(&row);
         let event = rows.finish().pop().expect("one row was pushed");
         Message::new(event, Arc::clone(destination))
     }

@@ -65,8 +65,8 @@ pub async fn the_store_works_after_an_error(harness: &dyn StoreHarness) {
     let odd = ["not-a-uuid", "", "' or true --", "x".repeat(255).as_str()].map(EventId::from_text);
     for id in odd.into_iter().flatten() {
         let mut settlements = owner.settlements();
-        let receipt = Receipt { id, ..events[0].receipt() };
-        settlements.delivered.push(Delivered { receipt, destination: "x".into() });
+        let receipt = Receipt::new(events[0].lane(), events[0].position(), id);
+        settlements.delivered.push(Delivered::new(receipt, "x"));
         match owner.store.settle(&settlements).await {
             Ok(settled) => assert_eq!(settled.missing, 1),
             Err(error) => assert_eq!(error.kind(), StoreErrorKind::Rejected, "{error}"),

@@ -108,15 +108,15 @@ pub(super) fn pipeline() -> Pipeline {
 }
 
 pub(super) fn delivered(event: &Event) -> Delivered {
-    Delivered { receipt: event.receipt(), destination: "destination".into() }
+    Delivered::new(event.receipt(), "destination")
 }
 
 pub(super) fn retry(event: &Event, delay: Option<Duration>) -> Retry {
-    Retry { receipt: event.receipt(), attempts: 1, delay, reason: "not now".to_owned() }
+    Retry::new(event.receipt(), 1, delay, "not now")
 }
 
 pub(super) fn dead(event: &Event) -> Dead {
-    Dead { receipt: event.receipt(), attempts: 3, reason: "given up".to_owned() }
+    Dead::new(event.receipt(), 3, "given up")
 }
 
 pub(super) fn all(lanes: &[(LaneId, Epoch)]) -> Vec<LaneId> {

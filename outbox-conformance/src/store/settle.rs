@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use outbox_core::{
-    Dead, Delivered, Event, EventId, MAX_REASON_BYTES, NewEvent, Retry, Settlements,
-};
+use outbox_core::{Dead, Event, EventId, MAX_REASON_BYTES, NewEvent, Retry, Settlements};
 
 use super::hold::NO_REQUEUE;
 use super::owner::{HOUR, Owner, all, commit, dead, delivered, event, ids, ids_of, retry, spread};
@@ -112,13 +110,16 @@ pub async fn a_settle_compares_lane_position_and_id(harness: &dyn StoreHarness) 
         wrong.push(other_lane);
     }
     for receipt in wrong {
-        let verdict = Delivered { receipt: receipt.clone(), ..delivered(&events[0]) };
+        let mut verdict = delivered(&events[0]);
+        verdict.receipt = receipt.clone();
         let sent = owner.settle(|it| it.delivered.push(verdict)).await;
         assert_eq!(sent.missing, 1, "delivered {receipt:?}");
-        let verdict = Retry { receipt: receipt.clone(), ..retry(&events[0], Some(HOUR)) };
+        let mut verdict = retry(&events[0], Some(HOUR));
+        verdict.receipt = receipt.clone();
         let failed = owner.settle(|it| it.retries.push(verdict)).await;
         assert_eq!(failed.missing, 1, "retry {receipt:?}");
-        let verdict = Dead { receipt: receipt.clone(), ..dead(&events[0]) };
+        let mut verdict = dead(&events[0]);
+        verdict.receipt = receipt.clone();
         let died = owner.settle(|it| it.dead.push(verdict)).await;
         assert_eq!(died.missing, 1, "dead {receipt:?}");
     }
@@ -215,8 +216,8 @@ pub async fn the_longest_reason_fits(harness: &dyn StoreHarness) {
     let reason = piece.repeat(MAX_REASON_BYTES / piece.len());
     owner
         .settle(|it| {
-            it.retries.push(Retry { reason: reason.clone(), ..retry(&events[0], Some(HOUR)) });
-            it.dead.push(Dead { reason: reason.clone(), ..dead(&events[1]) });
+            it.retries.push(Retry::new(events[0].receipt(), 1, Some(HOUR), reason.clone()));
+            it.dead.push(Dead::new(events[1].receipt(), 1, reason.clone()));
         })
         .await;
     assert_eq!(harness.dead().await[0].reason, reason);

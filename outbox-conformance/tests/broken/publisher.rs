@@ -214,20 +214,16 @@ impl Publisher for Broken {
 
 fn changed<'a>(message: &'a Message, change: impl FnOnce(&mut EventRow<'a>)) -> Message {
     let event = message.event();
-    let mut row = EventRow {
-        position: event.position(),
-        lane: event.lane(),
-        id: event.id().clone(),
-        aggregate_type: event.aggregate_type(),
-        aggregate_id: event.aggregate_id(),
-        event_type: event.event_type(),
-        payload: event.payload(),
-        headers: event.headers(),
-        created_at_micros: event.created_at_micros(),
-        attempts: event.attempts(),
-        waiting: event.is_waiting(),
-        fault: event.fault(),
-    };
+    let mut row = EventRow::new(event.position(), event.lane(), event.id().clone());
+    row.aggregate_type = event.aggregate_type();
+    row.aggregate_id = event.aggregate_id();
+    row.event_type = event.event_type();
+    row.payload = event.payload();
+    row.headers = event.headers();
+    row.created_at_micros = event.created_at_micros();
+    row.attempts = event.attempts();
+    row.waiting = event.is_waiting();
+    row.fault = event.fault();
     change(&mut row);
     let mut rows = EventRows::default();
     rows.push(&row);

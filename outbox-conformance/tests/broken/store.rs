@@ -279,15 +279,12 @@ impl Broken {
                     }
                 }
             }
-            How::LosesTheDead => it.delivered.extend(it.dead.drain(..).map(|dead| {
-                outbox_core::Delivered { receipt: dead.receipt, destination: "".into() }
-            })),
+            How::LosesTheDead => it.delivered.extend(
+                it.dead.drain(..).map(|dead| outbox_core::Delivered::new(dead.receipt, "")),
+            ),
             How::DeadBlocks => {
-                it.retries.extend(it.dead.drain(..).map(|dead| outbox_core::Retry {
-                    receipt: dead.receipt,
-                    attempts: dead.attempts,
-                    delay: None,
-                    reason: dead.reason,
+                it.retries.extend(it.dead.drain(..).map(|dead| {
+                    outbox_core::Retry::new(dead.receipt, dead.attempts, None, dead.reason)
                 }));
             }
             How::CutsReasons => it.dead.iter_mut().for_each(|it| it.reason.truncate(5)),
@@ -308,7 +305,7 @@ impl Broken {
         }
         match self.how {
             How::EveryoneOwnsAll => {
-                let owned = |lane| outbox_core::OwnedLane { lane, epoch: 1, crashes: 0 };
+                let owned = |lane| outbox_core::OwnedLane::new(lane, 1, 0);
                 leases.lanes = (0..16).map(owned).collect();
             }
             How::RemembersLeases => {

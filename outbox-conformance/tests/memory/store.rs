@@ -53,20 +53,11 @@ impl StoreHarness for Memory {
     }
 
     async fn insert_bad_row(&self) -> Option<()> {
-        self.table.insert_raw(&EventRow {
-            position: 0,
-            lane: 0,
-            id: EventId::generate(),
-            aggregate_type: "order",
-            aggregate_id: Some("bad"),
-            event_type: "",
-            payload: None,
-            headers: None,
-            created_at_micros: 0,
-            attempts: 0,
-            waiting: false,
-            fault: Some("type is no UTF-8"),
-        });
+        let mut row = EventRow::new(0, 0, EventId::generate());
+        row.aggregate_type = "order";
+        row.aggregate_id = Some("bad");
+        row.fault = Some("type is no UTF-8");
+        self.table.insert_raw(&row);
         Some(())
     }
 

@@ -219,7 +219,7 @@ async fn a_claim_of_a_lane_that_was_lost_and_regained_meanwhile_counts_for_nothi
             let mut settlements = Settlements::new(other.clone());
             settlements.lanes = vec![(0, epoch)];
             let receipt = stage.table.pending()[0].receipt();
-            settlements.delivered.push(Delivered { receipt, destination: "x".into() });
+            settlements.delivered.push(Delivered::new(receipt, "x"));
             stage.table.settle(&settlements).await.unwrap();
             stage.after(300).await;
             stage.table.leave(&other).await.unwrap();
@@ -274,20 +274,12 @@ async fn a_long_writer_is_set_aside_and_its_rows_come_in_order_when_it_ends() {
 #[tokio::test(start_paused = true)]
 async fn a_row_that_no_program_of_ours_wrote_is_read_like_any_other() {
     let stage = Stage::new();
-    stage.table.insert_raw(&EventRow {
-        position: 0,
-        lane: 0,
-        id: outbox_core::EventId::from_text("raw").unwrap(),
-        aggregate_type: "order",
-        aggregate_id: Some("a"),
-        event_type: "raw",
-        payload: None,
-        headers: Some("no json"),
-        created_at_micros: 0,
-        attempts: 0,
-        waiting: false,
-        fault: None,
-    });
+    let mut row = EventRow::new(0, 0, outbox_core::EventId::from_text("raw").unwrap());
+    row.aggregate_type = "order";
+    row.aggregate_id = Some("a");
+    row.event_type = "raw";
+    row.headers = Some("no json");
+    stage.table.insert_raw(&row);
     stage.write("a", &["behind"]).await;
     stage.run(stage.until_settled()).await;
     assert_eq!(stage.arrived(), ["behind"]);

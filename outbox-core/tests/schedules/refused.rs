@@ -117,20 +117,12 @@ async fn a_careful_lane_recovers_beside_a_verdict_that_is_refused() {
 async fn an_event_that_cannot_be_read_is_a_dead_letter_even_under_hold() {
     let mut stage = Stage::new();
     stage.retry = stage.retry.with_exhausted(Exhausted::Hold);
-    stage.table.insert_raw(&EventRow {
-        position: 0,
-        lane: 0,
-        id: EventId::from_text("unreadable").unwrap(),
-        aggregate_type: "order",
-        aggregate_id: Some("a"),
-        event_type: "x",
-        payload: None,
-        headers: None,
-        created_at_micros: 0,
-        attempts: 0,
-        waiting: false,
-        fault: Some("the key is too long"),
-    });
+    let mut row = EventRow::new(0, 0, EventId::from_text("unreadable").unwrap());
+    row.aggregate_type = "order";
+    row.aggregate_id = Some("a");
+    row.event_type = "x";
+    row.fault = Some("the key is too long");
+    stage.table.insert_raw(&row);
     stage.write("a", &["behind"]).await;
     stage.run(stage.until_settled()).await;
     assert_eq!(stage.table.dead()[0].reason, "the key is too long");

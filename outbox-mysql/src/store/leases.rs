@@ -214,11 +214,11 @@ fn leases_of(owned: &[MySqlRow], roster: &[MySqlRow], me: &str) -> Result<Leases
     let mut lanes = Vec::with_capacity(owned.len());
     for lane in owned {
         let number = |column| Ok::<_, sqlx::Error>(row::int(lane, column)?.unwrap_or_default());
-        lanes.push(OwnedLane {
-            lane: u16::try_from(number(0)?).unwrap_or_default(),
-            epoch: number(1)?,
-            crashes: u16::try_from(number(2)?).unwrap_or(u16::MAX),
-        });
+        lanes.push(OwnedLane::new(
+            u16::try_from(number(0)?).unwrap_or_default(),
+            number(1)?,
+            u16::try_from(number(2)?).unwrap_or(u16::MAX),
+        ));
     }
     let mut rank = 0;
     for worker in roster {

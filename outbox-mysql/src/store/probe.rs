@@ -77,7 +77,7 @@ impl MySqlStore {
                 })
             })
             .await?;
-        let writers = writers.into_iter().map(|name| OpenWriter { name, transaction: None });
+        let writers = writers.into_iter().map(|name| OpenWriter::new(name, None));
         let server = format!("{server}#{}", self.database.breaks());
         Ok(Probe::new(top, writers.collect(), server))
     }

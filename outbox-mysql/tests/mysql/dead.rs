@@ -14,10 +14,12 @@ async fn a_list_meets_every_condition_and_pages() {
         commit(&outbox, &[event("a"), event("b"), event("c")]).await;
         let events = outbox.store.claim(&everything(10)).await.unwrap().events;
         let mut verdicts = delivered(&worker, &lanes, &[]);
-        let dead = |event: &outbox_core::Event| Dead {
-            receipt: event.receipt(),
-            attempts: 3,
-            reason: format!("Broker refused {}", event.aggregate_id().unwrap()),
+        let dead = |event: &outbox_core::Event| {
+            Dead::new(
+                event.receipt(),
+                3,
+                format!("Broker refused {}", event.aggregate_id().unwrap()),
+            )
         };
         verdicts.dead = events.iter().map(dead).collect();
         outbox.store.settle(&verdicts).await.unwrap();
@@ -54,8 +56,7 @@ async fn the_hold_of_a_discarded_head_passes_on() {
         commit(&outbox, &[event("a"), event("b"), event("a"), event("a")]).await;
         let events = outbox.store.claim(&everything(10)).await.unwrap().events;
         let mut verdicts = delivered(&worker, &lanes, &[]);
-        let never =
-            Retry { receipt: events[0].receipt(), attempts: 2, delay: None, reason: "no".into() };
+        let never = Retry::new(events[0].receipt(), 2, None, "no");
         verdicts.retries.push(never);
         outbox.store.settle(&verdicts).await.unwrap();
         let blocked = outbox.letters.blocked(0, 10).await.unwrap();

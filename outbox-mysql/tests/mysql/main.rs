@@ -67,9 +67,7 @@ fn everything(limit: u32) -> ClaimRequest {
 fn delivered(worker: &Worker, lanes: &[(LaneId, Epoch)], events: &[Event]) -> Settlements {
     let mut settlements = Settlements::new(worker.clone());
     settlements.lanes = lanes.to_vec();
-    settlements.delivered = events
-        .iter()
-        .map(|event| Delivered { receipt: event.receipt(), destination: "topic".into() })
-        .collect();
+    settlements.delivered =
+        events.iter().map(|event| Delivered::new(event.receipt(), "topic")).collect();
     settlements
 }

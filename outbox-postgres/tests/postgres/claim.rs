@@ -21,12 +21,8 @@ async fn only_a_waiting_event_holds_its_aggregate() {
     outbox.append(&["a", "b", "a", "b"].map(|key| event(key, "1"))).await;
     let events = sorted(&store.claim(&everything(16)).await.unwrap());
     let mut verdicts = settlements(&worker, epoch, &events[..1]);
-    verdicts.retries = vec![Retry {
-        receipt: events[0].receipt(),
-        attempts: 1,
-        delay: Some(Duration::from_secs(60)),
-        reason: "later".into(),
-    }];
+    verdicts.retries =
+        vec![Retry::new(events[0].receipt(), 1, Some(Duration::from_secs(60)), "later")];
     store.settle(&verdicts).await.unwrap();
     let positions = async || {
         let claimed = sorted(&store.claim(&everything(16)).await.unwrap());

@@ -180,10 +180,8 @@ pub(crate) fn sorted(claimed: &Claimed) -> Vec<Event> {
 
 pub(crate) fn delivered(worker: &Worker, epoch: Epoch, events: &[Event]) -> Settlements {
     let mut settlements = settlements(worker, epoch, events);
-    settlements.delivered = events
-        .iter()
-        .map(|event| Delivered { receipt: event.receipt(), destination: "topic".into() })
-        .collect();
+    settlements.delivered =
+        events.iter().map(|event| Delivered::new(event.receipt(), "topic")).collect();
     settlements
 }
 

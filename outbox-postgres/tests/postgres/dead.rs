@@ -17,10 +17,12 @@ async fn with_dead(outbox: &Outbox, keys: &[&str]) {
     let mut verdicts = settlements(&worker, epoch, &events);
     verdicts.dead = events
         .iter()
-        .map(|event| Dead {
-            receipt: event.receipt(),
-            attempts: 3,
-            reason: format!("Broker refused {}", event.aggregate_id().unwrap()),
+        .map(|event| {
+            Dead::new(
+                event.receipt(),
+                3,
+                format!("Broker refused {}", event.aggregate_id().unwrap()),
+            )
         })
         .collect();
     store.settle(&verdicts).await.unwrap();

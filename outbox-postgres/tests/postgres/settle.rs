@@ -43,16 +43,10 @@ async fn a_settlement_writes_all_kinds_of_verdicts_at_once() {
     let mut verdicts = settlements(&worker, epoch, &events);
     verdicts.delivered = delivered(&worker, epoch, &events[..1]).delivered;
     verdicts.retries = vec![
-        Retry {
-            receipt: events[1].receipt(),
-            attempts: 1,
-            delay: Some(Duration::ZERO),
-            reason: "bro\0ken".to_owned(),
-        },
-        Retry { receipt: events[2].receipt(), attempts: 3, delay: None, reason: String::new() },
+        Retry::new(events[1].receipt(), 1, Some(Duration::ZERO), "bro\0ken"),
+        Retry::new(events[2].receipt(), 3, None, ""),
     ];
-    verdicts.dead =
-        vec![Dead { receipt: events[3].receipt(), attempts: 2, reason: "no such topic".into() }];
+    verdicts.dead = vec![Dead::new(events[3].receipt(), 2, "no such topic")];
     let settled = store.settle(&verdicts).await.unwrap();
     assert_eq!(settled.missing, 0);
 
@@ -80,14 +74,8 @@ async fn a_stale_epoch_is_refused_on_every_list() {
 
     let mut verdicts = [(); 4].map(|()| settlements(&worker, epoch - 1, &events));
     verdicts[0] = delivered(&worker, epoch - 1, &events);
-    verdicts[1].retries = vec![Retry {
-        receipt: events[0].receipt(),
-        attempts: 1,
-        delay: None,
-        reason: "x".to_owned(),
-    }];
-    verdicts[2].dead =
-        vec![Dead { receipt: events[0].receipt(), attempts: 1, reason: "x".to_owned() }];
+    verdicts[1].retries = vec![Retry::new(events[0].receipt(), 1, None, "x")];
+    verdicts[2].dead = vec![Dead::new(events[0].receipt(), 1, "x")];
     verdicts[3].recovered = vec![events[0].lane()];
     for verdicts in verdicts {
         let settled = store.settle(&verdicts).await.unwrap();

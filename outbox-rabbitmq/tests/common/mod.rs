@@ -151,20 +151,14 @@ impl Default for Row<'_> {
 impl Row<'_> {
     pub fn to(&self, destination: &str) -> Message {
         let mut rows = EventRows::default();
-        rows.push(&EventRow {
-            position: 1,
-            lane: 0,
-            id: self.id.clone(),
-            aggregate_type: self.aggregate_type,
-            aggregate_id: self.aggregate_id,
-            event_type: self.event_type,
-            payload: self.payload,
-            headers: self.headers,
-            created_at_micros: 1_700_000_000_123_456,
-            attempts: 0,
-            waiting: false,
-            fault: None,
-        });
+        let mut row = EventRow::new(1, 0, self.id.clone());
+        row.aggregate_type = self.aggregate_type;
+        row.aggregate_id = self.aggregate_id;
+        row.event_type = self.event_type;
+        row.payload = self.payload;
+        row.headers = self.headers;
+        row.created_at_micros = 1_700_000_000_123_456;
+        rows.push(&row);
         Message::new(rows.finish().pop().unwrap(), destination.into())
     }
 }
