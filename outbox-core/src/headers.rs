@@ -6,8 +6,14 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+/// The header that carries the event's id.
+pub const ID: &str = "id";
+
+/// The header that carries the event's type.
+pub const EVENT_TYPE: &str = "eventType";
+
 /// Names that the wire format uses itself: the event's id and type.
-pub const RESERVED: [&str; 2] = ["id", "eventType"];
+pub const RESERVED: [&str; 2] = [ID, EVENT_TYPE];
 
 /// The header under which the correlation id travels.
 pub const CORRELATION_ID: &str = "correlationId";

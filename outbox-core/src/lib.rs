@@ -13,6 +13,7 @@ mod inbox;
 pub mod memory;
 mod new_event;
 mod publisher;
+mod received_event;
 mod relay;
 mod retry;
 mod router;
@@ -36,6 +37,7 @@ pub use new_event::{
     NewEvent, NewEventBuilder,
 };
 pub use publisher::{Failure, FailureClass, KeyOrder, Publisher};
+pub use received_event::{InvalidMessage, ReceivedEvent};
 pub use relay::{Limits, Relay, Timing};
 pub use retry::{Exhausted, RetryPolicies, RetryPolicy};
 pub use router::{InvalidTemplate, Router};

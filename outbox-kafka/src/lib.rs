@@ -5,7 +5,7 @@
 //! would choose.
 //!
 //! [`KafkaConfig`] holds every setting with its unit, its default and what may not be changed; [`KafkaPublisher`] says
-//! what its verdicts mean.
+//! what its verdicts mean. A consumer reads records by [`received`].
 
 mod call;
 mod config;
@@ -15,6 +15,7 @@ mod live;
 mod order;
 mod producers;
 mod publisher;
+mod received;
 mod refusals;
 mod security;
 mod slots;
@@ -22,4 +23,5 @@ mod wire;
 
 pub use config::{Compression, KafkaConfig};
 pub use publisher::KafkaPublisher;
+pub use received::received;
 pub use security::{Sasl, SaslMechanism, Tls};

@@ -19,6 +19,8 @@ use common::{
     LIMIT, Row, Stored, bootstrap, class, create_topic, mock, publish, publisher, random, stored,
 };
 use outbox_core::{EventId, Router};
+use outbox_kafka::received;
+use rdkafka::message::{Header, OwnedHeaders, OwnedMessage, Timestamp};
 use serde_json::Value;
 
 struct Golden {
@@ -111,6 +113,45 @@ async fn messages_are_those_of_debezium_byte_for_byte() {
         assert_eq!(found, []);
     }
     assert!(compared >= 70, "only {compared} rows were compared");
+}
+
+/// What Debezium wrote, a consumer reads as the row that it was written for. The type is there where Debezium was told to place it.
+#[test]
+fn the_records_of_debezium_are_received_as_their_rows() {
+    let mut with_type = 0;
+    for line in lines(include_str!("golden/messages.jsonl")) {
+        let text = |name: &str| line[name].as_str().map(ToOwned::to_owned);
+        let pairs = line["headers"].as_array().unwrap();
+        let mut headers = OwnedHeaders::new();
+        for pair in pairs {
+            let value = bytes(&pair[1]);
+            let header = Header { key: pair[0].as_str().unwrap(), value: value.as_ref() };
+            headers = headers.insert(header);
+        }
+        let record = OwnedMessage::new(
+            bytes(&line["value"]),
+            bytes(&line["key"]),
+            text("topic").unwrap(),
+            Timestamp::NotAvailable,
+            0,
+            0,
+            Some(headers),
+        );
+        let event = received(&record);
+        if line["id"] == "" {
+            assert!(event.unwrap_err().to_string().contains("its header id"), "{line}");
+            continue;
+        }
+        let event = event.unwrap();
+        assert_eq!(event.id.to_string(), text("id").unwrap(), "{line}");
+        assert_eq!(event.key, text("aggregateid"), "{line}");
+        assert_eq!(event.payload.as_deref(), bytes(&line["payload"]).as_deref(), "{line}");
+        let placed = pairs.iter().any(|pair| pair[0] == "eventType");
+        assert_eq!(event.event_type, text("type").filter(|_| placed), "{line}");
+        assert_eq!(event.headers, [], "{line}");
+        with_type += usize::from(placed);
+    }
+    assert!(with_type > 0);
 }
 
 /// B165: the Java client's murmur2 for every key, the empty one included; a missing key goes anywhere.

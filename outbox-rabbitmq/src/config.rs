@@ -8,6 +8,9 @@ use outbox_core::PublishError;
 
 use crate::topology::{Exchange, Queue};
 
+/// The default of [`RabbitMqConfig::key_header`].
+pub(crate) const KEY_HEADER: &str = "aggregateId";
+
 /// Settings of a [`RabbitMqPublisher`](crate::RabbitMqPublisher). Secrets are not in its `Debug`.
 #[derive(Clone)]
 #[non_exhaustive]
@@ -22,7 +25,7 @@ pub struct RabbitMqConfig {
     /// What the router's destination names; an exchange by default.
     pub routing: Routing,
     /// The header that carries the aggregate id; `aggregateId` by default. An event with a header of that name and another
-    /// value is refused for good: choose another name then.
+    /// value, or without an aggregate id, is refused for good: choose another name then.
     pub key_header: String,
     /// What a message means that no queue takes; [`Unroutable::Refused`] by default.
     pub unroutable: Unroutable,
@@ -58,7 +61,7 @@ impl RabbitMqConfig {
             hosts: Vec::new(),
             tls: None,
             routing: Routing::default(),
-            key_header: "aggregateId".to_owned(),
+            key_header: KEY_HEADER.to_owned(),
             unroutable: Unroutable::Refused,
             exchanges: Vec::new(),
             queues: Vec::new(),

@@ -5,6 +5,7 @@
 //! `aggregateId` and the event's own. Exchange and routing key come from the router's destination: see [`Routing`].
 //!
 //! [`RabbitMqConfig`] holds every setting with its unit and its default; [`RabbitMqPublisher`] says what its verdicts mean.
+//! A consumer reads deliveries by [`received`].
 //!
 //! lapin logs through `tracing` by itself. It logs each returned message with its whole body at level `WARN`: where
 //! payloads must not be in logs, filter the target `lapin::returned_messages`.
@@ -14,6 +15,7 @@ mod config;
 mod confirms;
 mod error;
 mod publisher;
+mod received;
 mod session;
 mod socket;
 mod topology;
@@ -21,4 +23,5 @@ mod wire;
 
 pub use config::{RabbitMqConfig, Routing, RoutingKey, Tls, Unroutable};
 pub use publisher::RabbitMqPublisher;
+pub use received::{received, received_with_key_header};
 pub use topology::{Exchange, ExchangeType, Queue};

@@ -93,6 +93,10 @@ impl Headers {
     /// A header of the event's own.
     fn add_own(&mut self, name: &str, value: &str, key_header: &str) -> Result<(), Failure> {
         match self.table.inner().get(name) {
+            // Readers would take it for the key.
+            None if name == key_header => Err(permanent(format!(
+                "the event has a header {name} and no aggregate id; choose another name by the setting key_header"
+            ))),
             None => self.add(name, value),
             Some(AMQPValue::LongString(known)) if known.as_bytes() == value.as_bytes() => Ok(()),
             Some(_) if name == key_header => Err(permanent(format!(
@@ -253,6 +257,11 @@ pub(crate) mod tests {
         assert!(refused(|row| row.headers = Some(r#"{"a":"1","a":"2"}"#)).contains("twice"));
         let collides = r#"{"aggregateId":"8"}"#;
         assert!(refused(|row| row.headers = Some(collides)).contains("key_header"));
+        let alone = refused(|row| {
+            row.aggregate_id = None;
+            row.headers = Some(collides);
+        });
+        assert!(alone.contains("key_header"), "{alone}");
         let agrees = changed(|row| row.headers = Some(r#"{"aggregateId":"7"}"#));
         assert!(envelope(&message_of(&agrees, "orders"), &config()).is_ok());
     }

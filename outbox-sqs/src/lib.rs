@@ -10,8 +10,8 @@
 //! | key (aggregate id) | FIFO: `MessageGroupId`. Standard, and whenever a group cannot be spelled like the key: attribute `aggregateId` |
 //! | own headers | an attribute each, while there are at most ten; the others together in `outbox-headers`, see [`HeaderOverflow`] |
 //!
-//! A reader finds the key so: the attribute `aggregateId` if it is there; else, on a FIFO queue, the group unless it equals
-//! the event's id; else there is none.
+//! A consumer reads messages by [`received`]. Without it, a reader finds the key so: the attribute `aggregateId` if it is
+//! there; else, on a FIFO queue, the group unless it is the one that the event's id has; else there is none.
 //!
 //! Queues are named with letters, digits, `-` and `_`, so the default route `outbox.event.{aggregate_type}` names none: give the
 //! relay `Router::new("outbox-event-{aggregate_type}.fifo")`. [`SqsConfig`] holds every setting with its unit and default,
@@ -22,9 +22,11 @@ mod config;
 mod error;
 mod publisher;
 mod queue;
+mod received;
 mod turns;
 mod wire;
 
 pub use aws_config::SdkConfig;
 pub use config::{BodyEncoding, HeaderOverflow, SqsConfig};
 pub use publisher::SqsPublisher;
+pub use received::received;

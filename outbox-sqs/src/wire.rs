@@ -6,17 +6,16 @@ use aws_sdk_sqs::primitives::Blob;
 use aws_sdk_sqs::types::{MessageAttributeValue, SendMessageBatchRequestEntry};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use outbox_core::headers::{EVENT_TYPE, ID};
 use outbox_core::{Failure, FailureClass, Message};
 use sha2::{Digest, Sha256};
 
 use crate::config::{BodyEncoding, HeaderOverflow, SqsConfig};
 use crate::queue::Queue;
 
-const ID: &str = "id";
-const EVENT_TYPE: &str = "eventType";
-const AGGREGATE_ID: &str = "aggregateId";
-const ENCODING: &str = "outbox-encoding";
-const HEADERS: &str = "outbox-headers";
+pub(crate) const AGGREGATE_ID: &str = "aggregateId";
+pub(crate) const ENCODING: &str = "outbox-encoding";
+pub(crate) const HEADERS: &str = "outbox-headers";
 /// Names that own headers cannot take for an attribute.
 const TAKEN: [&str; 5] = [ID, EVENT_TYPE, AGGREGATE_ID, ENCODING, HEADERS];
 
@@ -63,7 +62,7 @@ fn write(
     attributes.add_text(EVENT_TYPE, message.event_type())?;
 
     let key = message.event().aggregate_id();
-    let group = queue.fifo.then(|| token(key.unwrap_or(id), MAX_GROUP_CHARS));
+    let group = queue.fifo.then(|| group(key.unwrap_or(id)));
     if let Some(key) = key.filter(|key| *key == id || group.as_deref() != Some(key)) {
         if allowed_text(key) || config.body == BodyEncoding::Text {
             attributes.add_text(AGGREGATE_ID, key)?;
@@ -120,6 +119,11 @@ fn body(message: &Message, config: &SqsConfig) -> Result<Body, String> {
             Ok(Body::Base64(BASE64_STANDARD.encode(payload)))
         }
     }
+}
+
+/// The group of a key, or of the id of an event that has none.
+pub(crate) fn group(key: &str) -> String {
+    token(key, MAX_GROUP_CHARS)
 }
 
 /// The event's id, so that a message sent again is taken once; each replay of it is another one.

@@ -11,7 +11,7 @@ pub async fn null_and_empty_are_kept_apart(harness: &dyn PublisherHarness) {
     let mut drafts = Vec::new();
     for key in [None, Some(String::new()), Some("key".to_owned())] {
         for payload in [None, Some(Vec::new()), Some(b"{}".to_vec())] {
-            drafts.push(Draft { key: key.clone(), payload, headers: Vec::new() });
+            drafts.push(Draft { key: key.clone(), payload, ..Draft::default() });
         }
     }
     arrive(harness, &drafts).await;

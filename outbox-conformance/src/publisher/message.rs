@@ -14,6 +14,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// A message to be sent.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Draft {
+    /// A new one when absent.
+    pub(super) id: Option<EventId>,
+    /// `Created.v1` when absent.
+    pub(super) event_type: Option<String>,
     pub(super) key: Option<String>,
     pub(super) payload: Option<Vec<u8>>,
     pub(super) headers: Vec<(String, String)>,
@@ -21,7 +25,7 @@ pub(super) struct Draft {
 
 impl Draft {
     pub(super) fn of_key(key: impl Into<String>) -> Self {
-        Self { key: Some(key.into()), payload: Some(b"{}".to_vec()), headers: Vec::new() }
+        Self { key: Some(key.into()), payload: Some(b"{}".to_vec()), ..Self::default() }
     }
 
     pub(super) fn to(&self, destination: &Arc<str>) -> Message {
@@ -33,10 +37,10 @@ impl Draft {
         let headers = (!headers.is_empty()).then(|| format!("{{{}}}", headers.join(",")));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is past 1970");
         let mut rows = EventRows::default();
-        let mut row = EventRow::new(1, 0, EventId::generate());
+        let mut row = EventRow::new(1, 0, self.id.clone().unwrap_or_else(EventId::generate));
         row.aggregate_type = "order";
         row.aggregate_id = self.key.as_deref();
-        row.event_type = "Created.v1";
+        row.event_type = self.event_type.as_deref().unwrap_or("Created.v1");
         row.payload = self.payload.as_deref();
         row.headers = headers.as_deref();
         row.created_at_micros = i64::try_from(now.as_micros()).expect("it is before 294000");

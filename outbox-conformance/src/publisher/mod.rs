@@ -10,12 +10,14 @@ mod bytes;
 mod delivery;
 mod message;
 mod order;
+mod received;
 mod refusal;
 
 pub use self::bytes::*;
 pub use abandon::*;
 pub use delivery::*;
 pub use order::*;
+pub use received::*;
 pub use refusal::*;
 
 /// A broker with one fresh, empty destination.
