@@ -24,6 +24,17 @@ pub const TRACEPARENT: &str = "traceparent";
 /// The header that carries the number of a replay, counted from 1.
 pub const REPLAY: &str = "outbox-replay";
 
+/// The header that carries the number of the event in its aggregate, counted from 1, where the writer numbers events.
+pub const SEQUENCE: &str = "outbox-sequence";
+
+/// The headers of an event, with its number in front.
+#[must_use]
+pub fn with_sequence(headers: Option<&str>, sequence: u64) -> String {
+    let rest = headers.and_then(|json| json.strip_prefix('{')).unwrap_or("}");
+    let comma = if rest == "}" { "" } else { "," };
+    format!("{{\"{SEQUENCE}\":\"{sequence}\"{comma}{rest}")
+}
+
 /// Calls `each` with name and value of every header in `json`, in the order of the text.
 ///
 /// String values are given as they are, numbers, booleans and null as their JSON text.
@@ -113,6 +124,13 @@ mod tests {
         let expected = [("a", "xé\n"), ("b", "1.10e2"), ("c", "true"), ("d", "null"), ("a", "")]
             .map(|(name, value)| (name.to_owned(), value.to_owned()));
         assert_eq!(pairs(json).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_number_stands_in_front_of_the_other_headers() {
+        assert_eq!(with_sequence(None, 7), r#"{"outbox-sequence":"7"}"#);
+        let json = with_sequence(Some(r#"{"a":"b"}"#), 8);
+        assert_eq!(json, r#"{"outbox-sequence":"8","a":"b"}"#);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The consumer's side: an event's effect happens once.
 
+mod arrival;
 mod marks;
 mod table;
 
@@ -7,6 +8,7 @@ use async_trait::async_trait;
 
 use crate::StoreError;
 
+pub use arrival::Arrival;
 pub use marks::{MAX_MARK_BYTES, Marks};
 pub use table::{Consumers, InboxTable};
 

@@ -31,7 +31,9 @@ pub use error::{PublishError, StoreError, StoreErrorKind};
 pub use event::{Event, EventRow, EventRows, Receipt};
 pub use hint::Hint;
 pub use id::{EventId, InvalidId};
-pub use inbox::{Consumers, Inbox, InboxTable, MAX_MARK_BYTES, Marks, PURGE_BATCH, Purged, Seen};
+pub use inbox::{
+    Arrival, Consumers, Inbox, InboxTable, MAX_MARK_BYTES, Marks, PURGE_BATCH, Purged, Seen,
+};
 pub use new_event::{
     Due, InvalidEvent, MAX_HEADER_NAME_BYTES, MAX_HEADERS_BYTES, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES,
     NewEvent, NewEventBuilder,

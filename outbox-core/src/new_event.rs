@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use crate::EventId;
-use crate::headers::{CORRELATION_ID, RESERVED, TRACEPARENT};
+use crate::headers::{CORRELATION_ID, RESERVED, SEQUENCE, TRACEPARENT};
 
 /// The longest aggregate type, aggregate id and event type in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
@@ -290,8 +290,8 @@ fn check_header(name: &str, value: &str) -> Result<(), InvalidEvent> {
         let reason = format!("has {} bytes, 1 to {MAX_HEADER_NAME_BYTES} are allowed", name.len());
         return Err(InvalidEvent::new("header name", reason));
     }
-    if RESERVED.contains(&name) {
-        let reason = format!("{name:?} is reserved: it is set from the event itself");
+    if RESERVED.contains(&name) || name == SEQUENCE {
+        let reason = format!("{name:?} is reserved: it is set by the writer or the publisher");
         return Err(InvalidEvent::new("header name", reason));
     }
     check_nul("header name", name)?;
@@ -359,7 +359,9 @@ mod tests {
     /// B255
     #[test]
     fn reserved_empty_and_nul_headers_are_refused() {
-        for (name, value) in [("id", ""), ("eventType", ""), ("", ""), ("a\0", "")] {
+        for (name, value) in
+            [("id", ""), ("eventType", ""), ("outbox-sequence", "1"), ("", ""), ("a\0", "")]
+        {
             assert_eq!(field(builder().header(name, value).build()), "header name");
         }
         assert_eq!(field(builder().header("a", "\0").build()), "header value");

@@ -35,6 +35,10 @@ pub struct PostgresConfig {
     /// Whether ids are unique among pending events, so that appending an event twice keeps one. Costs an index
     /// (about 80 bytes of WAL per event), and holds only while the event is pending. Default: no.
     pub unique_id: bool,
+    /// Whether writers number the events of each aggregate (header `outbox-sequence`), so that consumers notice what is
+    /// missing: one more statement an append, and appends about one aggregate wait for each other. Not together with
+    /// `unique_id`. Consumers set it too, for the table of what they have accepted. Default: no.
+    pub sequence: bool,
     /// What becomes of delivered events. Default: [`Keep::Delete`].
     pub keep: Keep,
     /// Whether a pooler in transaction mode (pgbouncer) stands in between: then no session state is used, no
@@ -116,6 +120,7 @@ impl PostgresConfig {
             lanes: 16,
             payload: PayloadType::default(),
             unique_id: false,
+            sequence: false,
             keep: Keep::default(),
             pooled: false,
             pin_timeline: false,
@@ -175,6 +180,13 @@ impl PostgresConfig {
     #[must_use]
     pub fn with_unique_id(mut self, unique_id: bool) -> Self {
         self.unique_id = unique_id;
+        self
+    }
+
+    /// With events that are numbered by aggregate, or without.
+    #[must_use]
+    pub fn with_sequence(mut self, sequence: bool) -> Self {
+        self.sequence = sequence;
         self
     }
 
@@ -243,6 +255,11 @@ impl PostgresConfig {
                 "lanes is {lanes}, 1 to {most} are possible"
             )));
         }
+        if self.sequence && self.unique_id {
+            return Err(StoreError::misconfigured(
+                "sequence and unique_id exclude each other: an event that is there already would leave a gap in the numbers",
+            ));
+        }
         if self.pool_size < 2 {
             let size = self.pool_size;
             return Err(StoreError::misconfigured(format!(
@@ -275,6 +292,7 @@ impl fmt::Debug for PostgresConfig {
             .field("lanes", &self.lanes)
             .field("payload", &self.payload)
             .field("unique_id", &self.unique_id)
+            .field("sequence", &self.sequence)
             .field("keep", &self.keep)
             .field("pooled", &self.pooled)
             .field("pin_timeline", &self.pin_timeline)
@@ -308,6 +326,8 @@ pub(crate) struct Names {
     pub(crate) archive_rest: String,
     pub(crate) meta: String,
     pub(crate) inbox: String,
+    pub(crate) sequences: String,
+    pub(crate) arrivals: String,
     plain_schema: String,
     table: String,
 }
@@ -326,6 +346,8 @@ impl Names {
             archive_rest: name("_archive_default"),
             meta: name("_meta"),
             inbox: name("_inbox"),
+            sequences: name("_sequences"),
+            arrivals: name("_arrivals"),
             plain_schema: schema.to_owned(),
             table: table.to_owned(),
         }
@@ -411,6 +433,7 @@ mod tests {
             config().with_lanes(0),
             config().with_lanes(1025),
             config().with_pool_size(1),
+            config().with_sequence(true).with_unique_id(true),
         ] {
             assert!(wrong.validate().is_err(), "{wrong:?}");
         }

@@ -107,7 +107,7 @@ fn tables(config: &PostgresConfig, names: &Names) -> Vec<Table> {
     };
     let with = |more: &[(&'static str, &'static str)]| [&event[..], more].concat();
     let identity = "bigint not null identity";
-    vec![
+    let mut tables = vec![
         table(
             &names.plain(""),
             true,
@@ -165,7 +165,14 @@ fn tables(config: &PostgresConfig, names: &Names) -> Vec<Table> {
             false,
             &[("consumer", "text C not null"), ("event_id", "text C not null"), ("seen_at", now)],
         ),
-    ]
+    ];
+    if config.sequence {
+        let last = ("last", "bigint not null");
+        let of = |a, b| [(a, "text C not null"), (b, "text C not null"), last];
+        tables.push(table(&names.plain("_sequences"), false, &of("aggregatetype", "aggregateid")));
+        tables.push(table(&names.plain("_arrivals"), false, &of("consumer", "key")));
+    }
+    tables
 }
 
 fn compare_columns(
@@ -228,6 +235,10 @@ fn compare_indexes(
         ("_dead", "primary key (entry)"),
         ("_inbox", "primary key (consumer, event_id)"),
     ];
+    if config.sequence {
+        hazards.push(("_sequences", "primary key (aggregatetype, aggregateid)"));
+        hazards.push(("_arrivals", "primary key (consumer, key)"));
+    }
     if config.unique_id {
         hazards.push(("", "unique index (id)"));
     }

@@ -1,5 +1,7 @@
 //! The consumer's side: an event's effect happens once.
 
+mod order;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -41,6 +41,17 @@ pub(crate) fn append(config: &PostgresConfig) -> String {
     )
 }
 
+/// Draws numbers for the events of aggregates, under a lock on each that lasts as long as the transaction, and returns the last
+/// of each. `$1` aggregate types, `$2` aggregate ids, sorted, so that writers lock in one order; `$3` how many.
+pub(crate) fn draw_numbers(Names { sequences, .. }: &Names) -> String {
+    format!(
+        "insert into {sequences} as s (aggregatetype, aggregateid, last)
+         select t, i, c from unnest($1::text[], $2::text[], $3::int8[]) with ordinality as e(t, i, c, n) order by n
+         on conflict (aggregatetype, aggregateid) do update set last = s.last + excluded.last
+         returning aggregatetype, aggregateid, last"
+    )
+}
+
 /// The statements of a relay's store.
 #[derive(Debug)]
 pub(crate) struct Statements {
@@ -570,6 +581,24 @@ pub(crate) fn first_seen(inbox: &InboxNames) -> String {
         values = format!("{values}, {value}");
     }
     format!("insert into {table} ({columns}) values ({values}) on conflict do nothing")
+}
+
+/// Accepts the event behind the last one, under a lock, and returns what was the last one until now. `$1` consumer, `$2` key,
+/// `$3` number.
+pub(crate) fn arrive(Names { arrivals, .. }: &Names) -> String {
+    format!(
+        "with mine as materialized (select last from {arrivals} where consumer = $1 and key = $2 for update)
+         update {arrivals} a set last = case when mine.last + 1 = $3 then $3 else mine.last end
+           from mine where a.consumer = $1 and a.key = $2 returning mine.last"
+    )
+}
+
+/// Accepts everything up to a number. `$1` consumer, `$2` key, `$3` number.
+pub(crate) fn accept(Names { arrivals, .. }: &Names) -> String {
+    format!(
+        "insert into {arrivals} as a (consumer, key, last) values ($1, $2, $3)
+         on conflict (consumer, key) do update set last = greatest(a.last, excluded.last)"
+    )
 }
 
 /// Removes old marks, the oldest first, unless another purge has the lock. `$1` age in microseconds, `$2` how many, `$3`

@@ -1,5 +1,7 @@
 //! How an event gets into the table: in the application's own transaction.
 
+mod numbers;
+
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -45,6 +47,8 @@ const LATEST: i64 = 10_000 * 365 * 24 * 60 * 60 * 1_000_000;
 #[derive(Clone, Debug)]
 pub struct PostgresOutbox {
     insert: Arc<str>,
+    /// Where events are numbered.
+    draw_numbers: Option<Arc<str>>,
     table: Arc<str>,
     payload: PayloadType,
     persistent: bool,
@@ -61,6 +65,7 @@ impl PostgresOutbox {
         config.validate()?;
         Ok(Self {
             insert: sql::append(config).into(),
+            draw_numbers: config.sequence.then(|| sql::draw_numbers(&config.names()).into()),
             table: config.names().live.into(),
             payload: config.payload,
             persistent: !config.pooled,
@@ -101,6 +106,14 @@ impl PostgresOutbox {
         if events.is_empty() {
             return Ok(());
         }
+        let numbered = match &self.draw_numbers {
+            Some(draw) => Some(
+                numbers::headers(transaction, draw, self.persistent, events)
+                    .await
+                    .map_err(|error| store_error("number events of", &self.table, error))?,
+            ),
+            None => None,
+        };
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.insert)))
             .persistent(self.persistent)
             .bind(self.ids(events)?)
@@ -112,8 +125,11 @@ impl PostgresOutbox {
         } else {
             query.bind(self.texts(events)?)
         };
+        let query = match numbered {
+            Some(headers) => query.bind(headers),
+            None => query.bind(events.iter().map(NewEvent::headers).collect::<Vec<_>>()),
+        };
         query
-            .bind(events.iter().map(NewEvent::headers).collect::<Vec<_>>())
             .bind(events.iter().map(|event| delay(event.due())).collect::<Vec<_>>())
             .bind(events.iter().map(|event| due(event.due())).collect::<Vec<_>>())
             .execute(&mut **transaction)

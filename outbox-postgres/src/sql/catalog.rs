@@ -126,7 +126,17 @@ fn rights(config: &PostgresConfig) -> String {
 }
 
 fn of_the_outbox(names: &Names) -> String {
-    let list = ["", "_workers", "_lanes", "_dead", "_archive", "_inbox", "_meta"];
+    let list = [
+        "",
+        "_workers",
+        "_lanes",
+        "_dead",
+        "_archive",
+        "_inbox",
+        "_meta",
+        "_sequences",
+        "_arrivals",
+    ];
     let list = list.map(|suffix| literal(&names.plain(suffix))).join(", ");
     format!(
         "(select c.* from pg_class c join pg_namespace n on n.oid = c.relnamespace

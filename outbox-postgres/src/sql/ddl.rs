@@ -164,6 +164,25 @@ pub(crate) fn create(config: &PostgresConfig) -> Vec<String> {
         ),
         adopt(config, "on conflict (key) do nothing"),
     ];
+    if config.sequence {
+        let Names { sequences, arrivals, .. } = &names;
+        statements.push(format!(
+            "create table if not exists {sequences} (
+  aggregatetype text collate \"C\" not null,
+  aggregateid text collate \"C\" not null,
+  last bigint not null,
+  primary key (aggregatetype, aggregateid)
+) with (fillfactor = 50)"
+        ));
+        statements.push(format!(
+            "create table if not exists {arrivals} (
+  consumer text collate \"C\" not null,
+  key text collate \"C\" not null,
+  last bigint not null,
+  primary key (consumer, key)
+) with (fillfactor = 50)"
+        ));
+    }
     if config.unique_id {
         let index = names.index("_id");
         statements.insert(2, format!("create unique index if not exists {index} on {live} (id)"));

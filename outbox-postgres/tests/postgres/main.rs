@@ -12,6 +12,7 @@ mod leases;
 mod outage;
 mod probe;
 mod schema;
+mod sequence;
 mod settle;
 mod sweep;
 mod writer;

@@ -1,0 +1,89 @@
+//! Order and gaps: whether an event is the next one of its aggregate.
+
+use std::sync::Arc;
+
+use outbox_core::{Arrival, StoreError, StoreErrorKind};
+use sqlx::{AssertSqlSafe, Postgres, Transaction};
+
+use super::PostgresInbox;
+use crate::error::store_error;
+use crate::sql;
+
+impl PostgresInbox {
+    /// Tells where the event with this number stands among those of its aggregate, and accepts it if it is the next one.
+    /// The number is in the header [`SEQUENCE`](outbox_core::headers::SEQUENCE); events are numbered by writers whose
+    /// settings say `sequence`, and the inbox needs that setting too.
+    ///
+    /// `key` names the aggregate: its id where all have one type, else type and id. Two transactions with one key wait for
+    /// each other. What was accepted is rolled back with the transaction.
+    ///
+    /// # Errors
+    ///
+    /// `Rejected` when a name is too long; otherwise when the database refuses the statement or cannot be reached. Roll
+    /// the transaction back then.
+    pub async fn arrival(
+        &self,
+        transaction: &mut Transaction<'_, Postgres>,
+        consumer: &str,
+        key: &str,
+        sequence: u64,
+    ) -> Result<Arrival, StoreError> {
+        let stored = self.marks.event_id(consumer, key)?;
+        let number = self.number(sequence)?;
+        let arrive: Arc<str> = sql::arrive(&self.config.names()).into();
+        loop {
+            let last: Option<i64> = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&arrive)))
+                .persistent(!self.config.pooled)
+                .bind(consumer)
+                .bind(&*stored)
+                .bind(number)
+                .fetch_optional(&mut **transaction)
+                .await
+                .map_err(|error| self.cannot_order(error))?;
+            if let Some(last) = last {
+                return Ok(Arrival::of(last.cast_unsigned(), sequence));
+            }
+            // Nothing of this aggregate has been accepted yet: there must be a row to lock.
+            self.accept(transaction, consumer, key, 0).await?;
+        }
+    }
+
+    /// Accepts everything up to this number: what is missing is given up, and is a duplicate if it comes later.
+    ///
+    /// # Errors
+    ///
+    /// As [`arrival`](Self::arrival).
+    pub async fn accept(
+        &self,
+        transaction: &mut Transaction<'_, Postgres>,
+        consumer: &str,
+        key: &str,
+        sequence: u64,
+    ) -> Result<(), StoreError> {
+        let stored = self.marks.event_id(consumer, key)?;
+        sqlx::query(AssertSqlSafe(sql::accept(&self.config.names())))
+            .persistent(!self.config.pooled)
+            .bind(consumer)
+            .bind(&*stored)
+            .bind(self.number(sequence)?)
+            .execute(&mut **transaction)
+            .await
+            .map_err(|error| self.cannot_order(error))?;
+        Ok(())
+    }
+
+    fn number(&self, sequence: u64) -> Result<i64, StoreError> {
+        i64::try_from(sequence).map_err(|error| {
+            let message = format!(
+                "cannot accept event {sequence} in {}: no aggregate has so many",
+                self.config.names().arrivals
+            );
+            StoreError::new(StoreErrorKind::Rejected, message).with_source(error)
+        })
+    }
+
+    fn cannot_order(&self, error: sqlx::Error) -> StoreError {
+        let arrivals = self.config.names().arrivals;
+        store_error("look for the next event in (it needs the setting sequence)", &arrivals, error)
+    }
+}
