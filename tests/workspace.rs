@@ -42,24 +42,6 @@ const STORE_FILES: &[&str] =
 const PUBLISHERS: &[&str] = &["outbox-kafka", "outbox-rabbitmq", "outbox-sqs"];
 const PUBLISHER_FILES: &[&str] = &["lib", "config", "error", "publisher"];
 
-/// What marks a row as done in somebody's outbox does so in every database.
-#[test]
-fn stores_refuse_the_same_finish_markers() {
-    let files = [
-        "outbox-postgres/src/sql/ddl.rs",
-        "outbox-mysql/src/sql/ddl.rs",
-        "outbox-sqlite/src/schema.rs",
-    ];
-    let lists = files.map(|file| {
-        let source = fs::read_to_string(root().join(file)).expect("a readable file");
-        let (_, list) = source.split_once("const FINISH_MARKERS").expect("the list");
-        let list = list.split_once("];").expect("its end").0;
-        list.split('"').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>()
-    });
-    assert!(lists[0].len() > 10, "{lists:?}");
-    assert!(lists.iter().all(|list| *list == lists[0]), "{lists:?}");
-}
-
 #[test]
 fn crates_depend_only_downwards() {
     for package in packages() {

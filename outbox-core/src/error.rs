@@ -51,6 +51,15 @@ impl StoreError {
         Self::new(StoreErrorKind::Misconfigured, message)
     }
 
+    /// A pipeline that would relay types which another one relays already from the outbox at `place`.
+    #[must_use]
+    pub fn overlapping(pipeline: &str, other: &str, place: &str) -> Self {
+        Self::misconfigured(format!(
+            "pipelines {pipeline} and {other} on {place} would both relay some aggregate types: make their type filters \
+             disjoint, or stop the workers of {other} and wait until their leases have run out"
+        ))
+    }
+
     /// A database that does not answer.
     #[must_use]
     pub fn unavailable(message: impl Into<String>) -> Self {

@@ -4,6 +4,7 @@
 //! [`Publisher`] (a broker), and the relay between them. It knows no driver, reads no file and no environment.
 
 mod batch;
+mod dead;
 mod error;
 mod event;
 pub mod headers;
@@ -17,6 +18,7 @@ mod received_event;
 mod relay;
 mod retry;
 mod router;
+mod schema;
 mod store;
 pub mod telemetry;
 #[cfg(test)]
@@ -27,6 +29,7 @@ mod writer;
 
 pub use async_trait::async_trait;
 pub use batch::{Batch, Message, Verdict};
+pub use dead::{BlockedHead, DeadLetter, DeadLetterFilter};
 pub use error::{PublishError, StoreError, StoreErrorKind};
 pub use event::{Event, EventRow, EventRows, Receipt};
 pub use hint::Hint;
@@ -43,9 +46,10 @@ pub use received_event::{InvalidMessage, ReceivedEvent};
 pub use relay::{Limits, Relay, Timing};
 pub use retry::{Exhausted, RetryPolicies, RetryPolicy};
 pub use router::{InvalidTemplate, Router};
+pub use schema::{Drift, is_finish_marker};
 pub use store::{
     Backlog, Capabilities, ClaimRequest, Claimed, Dead, Delivered, Epoch, LaneCursor, LaneId,
     LaneRead, Leases, MAX_REASON_BYTES, OpenWriter, OwnedLane, Pipeline, Position, Probe, Retry,
-    Settled, Settlements, Snapshot, Store, TypeFilter, Watermark, Worker,
+    Settled, Settlements, Snapshot, Store, TypeFilter, Watermark, Worker, cut_reason,
 };
 pub use writer::Writer;

@@ -672,6 +672,12 @@ impl Dead {
 /// The longest reason that the relay hands to a store, in bytes.
 pub const MAX_REASON_BYTES: usize = 4096;
 
+/// A reason as a table of text can hold it: without NUL, and cut between two characters at [`MAX_REASON_BYTES`].
+#[must_use]
+pub fn cut_reason(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_REASON_BYTES)].replace('\0', "\u{fffd}")
+}
+
 /// What a settle did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -727,6 +733,13 @@ mod tests {
         assert!(except(&["a"]).overlaps(&except(&["b"])));
         assert!(TypeFilter::All.overlaps(&only(&["a"])));
         assert!(!TypeFilter::All.overlaps(&only(&[])));
+    }
+
+    #[test]
+    fn a_reason_is_cut_between_characters_and_holds_no_nul() {
+        assert_eq!(cut_reason("a\0b"), "a\u{fffd}b");
+        let long = "ä".repeat(MAX_REASON_BYTES);
+        assert_eq!(cut_reason(&format!("x{long}")).len(), MAX_REASON_BYTES - 1);
     }
 
     #[test]

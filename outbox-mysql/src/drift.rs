@@ -1,41 +1,12 @@
 //! What `check` compares: the catalogue with what the tables should be.
 
-use std::fmt;
-
+use outbox_core::{Drift, is_finish_marker};
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection};
 
 use crate::config::{MySqlConfig, Names, PayloadType};
 use crate::row;
 use crate::sql::{catalog, ddl};
-
-/// One thing in the database that is not as it should be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Drift {
-    /// What: `column outbox.created_at`, say.
-    pub what: String,
-    /// How it is.
-    pub found: String,
-    /// How it should be, and where the way out is not obvious, the way out.
-    pub expected: String,
-}
-
-impl Drift {
-    fn new(what: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> Self {
-        Self { what: what.into(), found: found.into(), expected: expected.into() }
-    }
-
-    pub(crate) fn missing(table: &str) -> Self {
-        Self::new(format!("table {table}"), "missing", "to exist: run migrate")
-    }
-}
-
-impl fmt::Display for Drift {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is {}, expected {}", self.what, self.found, self.expected)
-    }
-}
 
 /// Compares everything.
 pub(crate) async fn find(
@@ -214,7 +185,7 @@ fn compare_columns(table: &Table, rows: &[Vec<String>], drift: &mut Vec<Drift>) 
             continue;
         }
         let what = format!("column {}.{name}", table.name);
-        if ddl::FINISH_MARKERS.contains(&name) {
+        if is_finish_marker(name) {
             let expected = "no such column: a row is pending for as long as it is there";
             drift.push(Drift::new(what, "a finish marker", expected));
         } else if definition.contains(" not null")

@@ -30,9 +30,9 @@ mod store;
 mod writer;
 
 pub use config::{InvalidConfig, Keep, MySqlConfig, PayloadType};
-pub use dead::{BlockedHead, DeadLetter, DeadLetterFilter, DeadLetters};
-pub use drift::Drift;
+pub use dead::DeadLetters;
 pub use inbox::MySqlInbox;
+pub use outbox_core::{BlockedHead, DeadLetter, DeadLetterFilter, Drift};
 pub use schema::Schema;
 pub use store::MySqlStore;
 pub use writer::MySqlOutbox;

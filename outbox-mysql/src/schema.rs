@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use outbox_core::StoreError;
+use outbox_core::{Drift, StoreError, is_finish_marker};
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
 
 use crate::config::MySqlConfig;
 use crate::database::{Database, query_once};
-use crate::drift::{self, Drift};
+use crate::drift;
 use crate::row;
 use crate::sql::ddl;
 
@@ -62,7 +62,8 @@ impl Schema {
         self.create(true).await
     }
 
-    /// Compares the tables with what they should be, column by column; nothing is changed. Empty is well.
+    /// Compares the tables with what they should be, column by column; nothing is changed. Empty is well; a relay does
+    /// not start on a [`hazard`](Drift::hazard), the rest is advice.
     ///
     /// # Errors
     ///
@@ -105,14 +106,12 @@ impl Schema {
         refusal.map_or(Ok(()), |refusal| Err(self.refused(&refusal)))
     }
 
-    /// Refuses a database that is not as it should be, and returns the number of lanes.
+    /// Refuses a database in which a promise would be broken, and returns the number of lanes.
     pub(crate) async fn require(&self) -> Result<u16, StoreError> {
-        let drift = self.check().await?;
-        if drift.is_empty() {
-            return Ok(self.config.lanes);
+        match Drift::hazards(&self.check().await?) {
+            None => Ok(self.config.lanes),
+            Some(hazards) => Err(self.refused(&hazards)),
         }
-        let list = drift.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-        Err(self.refused(&list))
     }
 
     fn refused(&self, reason: &str) -> StoreError {
@@ -165,7 +164,7 @@ async fn survey(
     }
     let Some(columns) = row::lossy(&found, 2)? else { return Ok(None) };
     let columns: Vec<&str> = columns.lines().collect();
-    if let Some(marker) = columns.iter().find(|column| ddl::FINISH_MARKERS.contains(column)) {
+    if let Some(marker) = columns.iter().find(|column| is_finish_marker(column)) {
         return Ok(Some(format!(
             "its column {marker} marks rows as done, and a row of an outbox is pending for as long as it is there; \
              choose another name with the setting table, or delete the finished rows and drop the column"

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use outbox_core::{Position, StoreError};
+use outbox_core::{BlockedHead, DeadLetter, DeadLetterFilter, Position, StoreError};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
@@ -23,91 +23,6 @@ pub struct DeadLetters {
     database: Database,
     statements: DeadStatements,
     payload: PayloadType,
-}
-
-/// An event that was given up.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct DeadLetter {
-    /// Names this dead letter; rises in the order in which they died and is never used again.
-    pub entry: i64,
-    /// The event's id, which it keeps when it is sent again.
-    pub id: Uuid,
-    /// The kind of aggregate.
-    pub aggregate_type: String,
-    /// The aggregate; `None` is an unordered event.
-    pub aggregate_id: Option<String>,
-    /// The event's type.
-    pub event_type: String,
-    /// The payload; `None` is a tombstone.
-    pub payload: Option<Bytes>,
-    /// The event's headers as one flat JSON object.
-    pub headers: Option<String>,
-    /// Attempts that were counted, at least 1.
-    pub attempts: u32,
-    /// Why it was given up.
-    pub reason: String,
-    /// When the event was written.
-    pub created_at: SystemTime,
-    /// When it was given up.
-    pub died_at: SystemTime,
-}
-
-/// An event that was given up and stays in the outbox, so that its aggregate waits.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct BlockedHead {
-    /// The event's position, which names it here.
-    pub position: Position,
-    /// The event's id.
-    pub id: Uuid,
-    /// The kind of aggregate.
-    pub aggregate_type: String,
-    /// The aggregate; `None` is an unordered event, which blocks nobody.
-    pub aggregate_id: Option<String>,
-    /// The event's type.
-    pub event_type: String,
-    /// Attempts that were counted, at least 1.
-    pub attempts: u32,
-    /// Why it was given up.
-    pub reason: String,
-}
-
-/// Which dead letters to list: those that meet every condition given.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct DeadLetterFilter {
-    /// Entries above this one: the last of the page before. Default: 0.
-    pub after: i64,
-    /// At most so many. Default: 100.
-    pub limit: u32,
-    /// Died at or after this time.
-    pub since: Option<SystemTime>,
-    /// Died before this time.
-    pub until: Option<SystemTime>,
-    /// Of this aggregate type.
-    pub aggregate_type: Option<String>,
-    /// Of this aggregate.
-    pub aggregate_id: Option<String>,
-    /// Of this event type.
-    pub event_type: Option<String>,
-    /// With this text in their reason, in upper or lower case.
-    pub text: Option<String>,
-}
-
-impl Default for DeadLetterFilter {
-    fn default() -> Self {
-        Self {
-            after: 0,
-            limit: 100,
-            since: None,
-            until: None,
-            aggregate_type: None,
-            aggregate_id: None,
-            event_type: None,
-            text: None,
-        }
-    }
 }
 
 impl DeadLetters {
@@ -233,7 +148,7 @@ impl DeadLetters {
 fn head(row: &PgRow) -> Result<BlockedHead, sqlx::Error> {
     Ok(BlockedHead {
         position: row.try_get("position")?,
-        id: row.try_get("id")?,
+        id: row.try_get::<Uuid, _>("id")?.to_string(),
         aggregate_type: row.try_get("aggregatetype")?,
         aggregate_id: row.try_get("aggregateid")?,
         event_type: row.try_get("type")?,
@@ -252,7 +167,7 @@ fn letter(row: &PgRow, payload: PayloadType) -> Result<DeadLetter, sqlx::Error> 
     };
     Ok(DeadLetter {
         entry: row.try_get(0)?,
-        id: row.try_get(1)?,
+        id: row.try_get::<Uuid, _>(1)?.to_string(),
         aggregate_type: text(2)?.unwrap_or_default(),
         aggregate_id: text(3)?,
         event_type: text(4)?.unwrap_or_default(),

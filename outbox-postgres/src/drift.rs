@@ -1,46 +1,11 @@
 //! What `check` compares: the catalogue with what the tables should be.
 
-use std::fmt;
-
+use outbox_core::{Drift, is_finish_marker};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
 use crate::config::{Names, PostgresConfig};
 use crate::sql::{catalog, ddl};
-
-/// One thing in the database that is not as it should be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Drift {
-    /// Whether a promise depends on it: then no relay starts. Otherwise it costs time, and is for whoever runs the check.
-    pub hazard: bool,
-    /// What: `column outbox.created_at: default`, say.
-    pub what: String,
-    /// How it is.
-    pub found: String,
-    /// How it should be, and where the way out is not obvious, the way out.
-    pub expected: String,
-}
-
-impl Drift {
-    fn new(what: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> Self {
-        Self { hazard: true, what: what.into(), found: found.into(), expected: expected.into() }
-    }
-
-    fn advice(self) -> Self {
-        Self { hazard: false, ..self }
-    }
-
-    pub(crate) fn missing(table: &str) -> Self {
-        Self::new(format!("table {table}"), "missing", "to exist: run migrate")
-    }
-}
-
-impl fmt::Display for Drift {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is {}, expected {}", self.what, self.found, self.expected)
-    }
-}
 
 /// Compares everything.
 pub(crate) async fn find(
@@ -205,7 +170,7 @@ fn compare_columns(
             continue;
         }
         let what = format!("column {}.{name}", table.name);
-        if ddl::is_finish_marker(name) {
+        if is_finish_marker(name) {
             let expected = "no such column: a row is pending for as long as it is there";
             drift.push(Drift::new(what, "a finish marker", expected));
         } else if definition.contains(" not null") && !definition.contains(" default ") {

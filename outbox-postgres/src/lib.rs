@@ -66,9 +66,9 @@ mod store;
 mod writer;
 
 pub use config::{Keep, PayloadType, PostgresConfig};
-pub use dead::{BlockedHead, DeadLetter, DeadLetterFilter, DeadLetters};
-pub use drift::Drift;
+pub use dead::DeadLetters;
 pub use inbox::PostgresInbox;
+pub use outbox_core::{BlockedHead, DeadLetter, DeadLetterFilter, Drift};
 pub use schema::Schema;
 pub use store::PostgresStore;
 pub use writer::PostgresOutbox;

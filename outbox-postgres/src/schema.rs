@@ -1,13 +1,13 @@
 //! The tables: printed, created, compared, adopted.
 
 use futures_util::future::BoxFuture;
-use outbox_core::StoreError;
+use outbox_core::{Drift, StoreError, is_finish_marker};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
 use crate::config::PostgresConfig;
 use crate::database::Database;
-use crate::drift::{self, Drift};
+use crate::drift;
 use crate::sql::ddl;
 
 /// The tables of one outbox.
@@ -112,13 +112,10 @@ impl Schema {
 
     /// Refuses a database in which a promise would be broken, and returns the number of lanes.
     pub(crate) async fn require(&self) -> Result<u16, StoreError> {
-        let drift = self.check().await?;
-        let hazards: Vec<String> =
-            drift.iter().filter(|drift| drift.hazard).map(ToString::to_string).collect();
-        if hazards.is_empty() {
-            return Ok(self.config.lanes);
+        match Drift::hazards(&self.check().await?) {
+            None => Ok(self.config.lanes),
+            Some(hazards) => Err(self.refused(&hazards)),
         }
-        Err(self.refused(&hazards.join("; ")))
     }
 
     fn refused(&self, reason: &str) -> StoreError {
@@ -149,7 +146,7 @@ async fn survey(
     }
     let columns: Option<Vec<String>> = row.try_get("columns")?;
     let Some(columns) = columns else { return Ok(None) };
-    if let Some(marker) = columns.iter().find(|column| ddl::is_finish_marker(column)) {
+    if let Some(marker) = columns.iter().find(|column| is_finish_marker(column)) {
         return Ok(Some(format!(
             "its column {marker} marks rows as done, and a row of an outbox is pending for as long as it is there; \
              choose another name with the setting table, or delete the finished rows and drop the column"

@@ -96,12 +96,9 @@ impl PostgresStore {
             .await?;
         match overlap {
             None => Ok(()),
-            Some(other) => Err(StoreError::misconfigured(format!(
-                "pipelines {} and {other} on {} would both relay some aggregate types: make their type filters disjoint, \
-                 or stop the workers of {other} and wait until their leases have run out",
-                worker.pipeline.name(),
-                self.database.table(),
-            ))),
+            Some(other) => {
+                Err(StoreError::overlapping(worker.pipeline.name(), &other, self.database.table()))
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use outbox_core::{Position, StoreError};
+use outbox_core::{BlockedHead, DeadLetter, Position, StoreError};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row, SqlStr, SqlitePool};
 
@@ -20,54 +20,6 @@ pub struct DeadLetters {
     pool: SqlitePool,
     sql: Sql,
     place: String,
-}
-
-/// An event that was given up.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct DeadLetter {
-    /// Names this dead letter; rises in the order in which they died and is never used again.
-    pub entry: i64,
-    /// The event's id, which it keeps when it is sent again.
-    pub id: String,
-    /// The kind of aggregate.
-    pub aggregate_type: String,
-    /// The aggregate; `None` is an unordered event.
-    pub aggregate_id: Option<String>,
-    /// The event's type.
-    pub event_type: String,
-    /// The payload; `None` is a tombstone.
-    pub payload: Option<Bytes>,
-    /// The event's headers as one flat JSON object.
-    pub headers: Option<String>,
-    /// Attempts that were counted, at least 1.
-    pub attempts: u32,
-    /// Why it was given up.
-    pub reason: String,
-    /// When the event was written.
-    pub created_at: SystemTime,
-    /// When it was given up.
-    pub died_at: SystemTime,
-}
-
-/// An event that blocks its aggregate until an operator decides.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct BlockedHead {
-    /// The event's position, which names it here.
-    pub position: Position,
-    /// The event's id.
-    pub id: String,
-    /// The kind of aggregate.
-    pub aggregate_type: String,
-    /// The aggregate; `None` is an unordered event, which blocks nobody.
-    pub aggregate_id: Option<String>,
-    /// The event's type.
-    pub event_type: String,
-    /// Attempts that were counted, at least 1.
-    pub attempts: u32,
-    /// Why it was given up.
-    pub reason: String,
 }
 
 impl DeadLetters {

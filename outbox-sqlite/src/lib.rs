@@ -26,8 +26,9 @@ mod store;
 mod writer;
 
 pub use config::{Journal, Keep, SqliteConfig};
-pub use dead::{BlockedHead, DeadLetter, DeadLetters};
+pub use dead::DeadLetters;
 pub use inbox::SqliteInbox;
-pub use schema::{Drift, Schema};
+pub use outbox_core::{BlockedHead, DeadLetter, Drift};
+pub use schema::Schema;
 pub use store::SqliteStore;
 pub use writer::SqliteOutbox;

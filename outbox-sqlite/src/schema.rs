@@ -2,11 +2,9 @@
 
 mod drift;
 
-pub use drift::Drift;
-
 use std::time::{Duration, Instant};
 
-use outbox_core::StoreError;
+use outbox_core::{Drift, StoreError, is_finish_marker};
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions, Connection, Row};
 
@@ -16,26 +14,6 @@ use crate::sql::{BEGIN, Sql, safe};
 
 /// The version of the tables that this crate creates and reads.
 const VERSION: &str = "1";
-
-/// Columns by which other outboxes mark a row as finished. Here a row in the table is pending, whatever they say.
-const FINISH_MARKERS: [&str; 16] = [
-    "processed",
-    "processed_at",
-    "processed_on",
-    "processed_on_utc",
-    "published",
-    "published_at",
-    "publicado_em",
-    "sent",
-    "sent_at",
-    "sent_on",
-    "delivered_at",
-    "dispatched_at",
-    "completed_at",
-    "finished_at",
-    "status",
-    "state",
-];
 
 /// How long to wait between two tries to change the file's journal.
 const JOURNAL_RETRY: Duration = Duration::from_millis(10);
@@ -120,13 +98,13 @@ impl Schema {
     }
 
     fn refuse(&self, drift: &[Drift]) -> Result<(), StoreError> {
-        let hazards: Vec<String> =
-            drift.iter().filter(|drift| drift.hazard).map(ToString::to_string).collect();
-        if hazards.is_empty() {
-            return Ok(());
+        match Drift::hazards(drift) {
+            None => Ok(()),
+            Some(hazards) => Err(StoreError::misconfigured(format!(
+                "{} is refused: {hazards}",
+                self.config.place()
+            ))),
         }
-        let (place, hazards) = (self.config.place(), hazards.join("; "));
-        Err(StoreError::misconfigured(format!("{place} is refused: {hazards}")))
     }
 
     /// Changing the journal needs the file for itself, and SQLite does not wait for that.
@@ -201,12 +179,6 @@ struct Column {
     name: String,
     /// Type, not null, default, place in the primary key, kind of generated column.
     shape: (String, bool, Option<String>, i64, i64),
-}
-
-/// Whether a column marks rows as done, however its name is written: `ProcessedOnUtc` as `processed_on_utc`.
-fn is_finish_marker(column: &str) -> bool {
-    let plain = |name: &str| name.replace('_', "").to_ascii_lowercase();
-    FINISH_MARKERS.iter().any(|marker| plain(marker) == plain(column))
 }
 
 fn is(wanted: Journal, journal: &str) -> bool {

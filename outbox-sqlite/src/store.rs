@@ -90,12 +90,7 @@ impl SqliteStore {
             .map_err(self.failed("read the workers of"))?;
         match others.iter().find(|(_, types)| decode_types(types).overlaps(pipeline.types())) {
             None => Ok(()),
-            Some((other, types)) => Err(StoreError::misconfigured(format!(
-                "pipeline {:?} would relay types that pipeline {other:?} ({types}) relays already from {}: give the \
-                 pipelines disjoint types",
-                pipeline.name(),
-                self.place
-            ))),
+            Some((other, _)) => Err(StoreError::overlapping(pipeline.name(), other, &self.place)),
         }
     }
 

@@ -90,19 +90,7 @@ impl StoreHarness for Harness {
 
     async fn dead(&self) -> Vec<DeadLetter> {
         let letters = self.letters.list(0, 10_000).await.unwrap();
-        letters
-            .into_iter()
-            .map(|letter| DeadLetter {
-                id: EventId::from_text(&letter.id).unwrap(),
-                aggregate_type: letter.aggregate_type,
-                aggregate_id: letter.aggregate_id,
-                event_type: letter.event_type,
-                payload: letter.payload.map(|payload| payload.to_vec()),
-                headers: letter.headers,
-                attempts: letter.attempts,
-                reason: letter.reason,
-            })
-            .collect()
+        letters.into_iter().map(DeadLetter::from).collect()
     }
 
     async fn requeue(&self, id: &EventId) -> Option<bool> {

@@ -209,7 +209,7 @@ async fn a_pipeline_sees_its_types_only_and_types_must_not_overlap() {
     let all = worker("all");
     let error = fixture.store.join(&all).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Misconfigured);
-    assert!(error.to_string().contains("disjoint types"), "{error}");
+    assert!(error.to_string().contains("type filters disjoint"), "{error}");
 }
 
 #[tokio::test]

@@ -132,3 +132,21 @@ pub struct DeadLetter {
     /// Why it died.
     pub reason: String,
 }
+
+impl From<outbox_core::DeadLetter> for DeadLetter {
+    /// # Panics
+    ///
+    /// When its id is no id of an event.
+    fn from(letter: outbox_core::DeadLetter) -> Self {
+        Self {
+            id: EventId::from_text(&letter.id).expect("the id of an event"),
+            aggregate_type: letter.aggregate_type,
+            aggregate_id: letter.aggregate_id,
+            event_type: letter.event_type,
+            payload: letter.payload.map(|payload| payload.to_vec()),
+            headers: letter.headers,
+            attempts: letter.attempts,
+            reason: letter.reason,
+        }
+    }
+}

@@ -185,10 +185,7 @@ impl Table {
                 && other.has_live_workers()
                 && other.types.overlaps(pipeline.types())
             {
-                return Err(StoreError::misconfigured(format!(
-                    "pipelines {name:?} and {:?} share aggregate types: make their filters disjoint",
-                    pipeline.name()
-                )));
+                return Err(StoreError::overlapping(pipeline.name(), name, "the memory table"));
             }
         }
         Ok(())

@@ -18,26 +18,6 @@ pub(crate) const NEVER: &str = "timestamp'9999-12-31 23:59:59.999999'";
 /// an event that is inserted, published and deleted pays for no other one.
 pub(crate) const HOLDS: &str = "case when due_at is not null and attempts > 0 then crc32(concat(aggregatetype, aggregateid)) end";
 
-/// Columns by which other outboxes mark a row as done. Here a row is pending for as long as it is there.
-pub(crate) const FINISH_MARKERS: [&str; 16] = [
-    "processed_at",
-    "processed",
-    "published_at",
-    "published",
-    "publicado_em",
-    "sent_at",
-    "sent",
-    "sent_on",
-    "delivered_at",
-    "dispatched_at",
-    "processed_on",
-    "processed_on_utc",
-    "completed_at",
-    "finished_at",
-    "status",
-    "state",
-];
-
 /// Without these a table is no outbox.
 pub(crate) const NEEDED: [&str; 13] = [
     "position",

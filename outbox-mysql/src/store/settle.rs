@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use outbox_core::{Epoch, LaneId, MAX_REASON_BYTES, Receipt, Settled, Settlements, StoreError};
+use outbox_core::{Epoch, LaneId, Receipt, Settled, Settlements, StoreError, cut_reason};
 use serde_json::{Value, json};
 use sqlx::MySqlConnection;
 
@@ -90,12 +90,14 @@ async fn write_all(
         .collect();
     let retries = retries.iter().filter(|event| is_held(&event.receipt)).map(|event| {
         let delay = json!(event.delay.map(micros));
-        named(&event.receipt, [json!(event.attempts), delay, json!(reason(&event.reason))])
+        named(&event.receipt, [json!(event.attempts), delay, json!(cut_reason(&event.reason))])
     });
     let dead: Vec<Value> = dead
         .iter()
         .filter(|event| is_held(&event.receipt))
-        .map(|event| named(&event.receipt, [json!(event.attempts), json!(reason(&event.reason))]))
+        .map(|event| {
+            named(&event.receipt, [json!(event.attempts), json!(cut_reason(&event.reason))])
+        })
         .collect();
 
     let mut done = 0;
@@ -208,25 +210,9 @@ fn lists(events: impl IntoIterator<Item = Value>) -> Vec<String> {
     lists
 }
 
-/// A text without NUL, cut at the limit.
-fn reason(text: &str) -> String {
-    let mut end = text.len().min(MAX_REASON_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].replace('\0', "\u{fffd}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_reason_is_cut_between_characters_and_holds_no_nul() {
-        assert_eq!(reason("a\0b"), "a\u{fffd}b");
-        let long = "ä".repeat(MAX_REASON_BYTES);
-        assert_eq!(reason(&format!("x{long}")).len(), MAX_REASON_BYTES - 1);
-    }
 
     #[test]
     fn a_long_list_is_split_into_lists_that_fit_a_packet() {

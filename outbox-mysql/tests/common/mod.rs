@@ -146,18 +146,7 @@ impl StoreHarness for Harness {
         let mut all = DeadLetterFilter::default();
         all.limit = 10_000;
         let letters = self.letters.list(&all).await.unwrap().into_iter();
-        letters
-            .map(|letter| DeadLetter {
-                id: EventId::from_text(&letter.id).unwrap(),
-                aggregate_type: letter.aggregate_type,
-                aggregate_id: letter.aggregate_id,
-                event_type: letter.event_type,
-                payload: letter.payload.map(|payload| payload.to_vec()),
-                headers: letter.headers,
-                attempts: letter.attempts,
-                reason: letter.reason,
-            })
-            .collect()
+        letters.map(DeadLetter::from).collect()
     }
 
     async fn requeue(&self, id: &EventId) -> Option<bool> {

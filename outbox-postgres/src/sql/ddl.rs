@@ -15,32 +15,6 @@ pub(crate) const HOT: [(&str, &str); 6] = [
     ("autovacuum_analyze_threshold", "50000"),
 ];
 
-/// Columns by which other outboxes mark a row as done. Here a row is pending for as long as it is there.
-const FINISH_MARKERS: [&str; 16] = [
-    "processed",
-    "processed_at",
-    "processed_on",
-    "processed_on_utc",
-    "published",
-    "published_at",
-    "publicado_em",
-    "sent",
-    "sent_at",
-    "sent_on",
-    "delivered_at",
-    "dispatched_at",
-    "completed_at",
-    "finished_at",
-    "status",
-    "state",
-];
-
-/// Whether a column marks rows as done, however its name is written: `ProcessedOnUtc` as `processed_on_utc`.
-pub(crate) fn is_finish_marker(column: &str) -> bool {
-    let plain = |name: &str| name.replace('_', "").to_ascii_lowercase();
-    FINISH_MARKERS.iter().any(|marker| plain(marker) == plain(column))
-}
-
 /// Without these a table is no outbox.
 pub(crate) const NEEDED: [&str; 12] = [
     "position",

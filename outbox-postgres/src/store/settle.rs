@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use outbox_core::{LaneId, MAX_REASON_BYTES, Receipt, Settled, Settlements, StoreError};
+use outbox_core::{LaneId, Receipt, Settled, Settlements, StoreError, cut_reason};
 use sqlx::Row as _;
 use uuid::Uuid;
 
@@ -41,17 +41,18 @@ impl PostgresStore {
                 .bind(later.ids)
                 .bind(retries.iter().map(|retry| attempts(retry.attempts)).collect::<Vec<_>>())
                 .bind(retries.iter().map(|retry| retry.delay.map(micros)).collect::<Vec<_>>())
-                .bind(retries.iter().map(|retry| reason(&retry.reason)).collect::<Vec<_>>())
+                .bind(retries.iter().map(|retry| cut_reason(&retry.reason)).collect::<Vec<_>>())
                 .bind(buried.lanes)
                 .bind(buried.positions)
                 .bind(buried.ids)
                 .bind(dead.iter().map(|dead| attempts(dead.attempts)).collect::<Vec<_>>())
-                .bind(dead.iter().map(|dead| reason(&dead.reason)).collect::<Vec<_>>())
+                .bind(dead.iter().map(|dead| cut_reason(&dead.reason)).collect::<Vec<_>>())
                 .bind(recovered.iter().map(|lane| int2(*lane)).collect::<Vec<_>>());
         }
         if self.config.keep == Keep::Archive {
-            query = query
-                .bind(delivered.iter().map(|event| reason(&event.destination)).collect::<Vec<_>>());
+            query = query.bind(
+                delivered.iter().map(|event| cut_reason(&event.destination)).collect::<Vec<_>>(),
+            );
         }
         let (held, done) = self
             .database
@@ -109,25 +110,4 @@ fn attempts(attempts: u32) -> i32 {
 
 fn micros(delay: Duration) -> i64 {
     i64::try_from(delay.as_micros()).unwrap_or(LONGEST_DELAY).min(LONGEST_DELAY)
-}
-
-/// A text without NUL, cut at the limit.
-fn reason(text: &str) -> String {
-    let mut end = text.len().min(MAX_REASON_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].replace('\0', "\u{fffd}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_reason_is_cut_between_characters_and_holds_no_nul() {
-        assert_eq!(reason("a\0b"), "a\u{fffd}b");
-        let long = "ä".repeat(MAX_REASON_BYTES);
-        assert_eq!(reason(&format!("x{long}")).len(), MAX_REASON_BYTES - 1);
-    }
 }

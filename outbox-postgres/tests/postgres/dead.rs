@@ -70,7 +70,7 @@ async fn a_requeued_event_is_due_and_holds_its_aggregate() {
     let (worker, epoch) = sole_owner(&store).await;
     let claimed = sorted(&store.claim(&everything(16)).await.unwrap());
     assert_eq!(claimed.len(), 1);
-    assert_eq!(claimed[0].id().as_uuid(), Some(letter.id));
+    assert_eq!(claimed[0].id().to_string(), letter.id);
     assert_eq!(
         (claimed[0].position(), claimed[0].attempts()),
         (1, 1),

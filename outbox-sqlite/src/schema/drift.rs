@@ -1,12 +1,10 @@
 //! How the tables of a file differ from those that this crate creates.
 
-use std::fmt;
-
-use outbox_core::StoreError;
+use outbox_core::{Drift, StoreError, is_finish_marker};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Row};
 
-use super::{Column, Schema, VERSION, columns, is, is_finish_marker, pragma};
+use super::{Column, Schema, VERSION, columns, is, pragma};
 use crate::sql::safe;
 
 /// The tables beside the outbox, by what follows its name.
@@ -14,32 +12,6 @@ const TABLES: [&str; 7] = ["", "_lanes", "_workers", "_dead", "_archive", "_inbo
 
 /// Indexes that serve operators only, by what follows the table's name.
 const FOR_OPERATORS: [&str; 4] = ["_dead_id", "_archive_id", "_archive_settled", "_inbox_seen"];
-
-/// One thing in the file that is not as it should be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Drift {
-    /// Whether a promise depends on it: then no relay starts. Otherwise it costs time, and is for whoever runs the check.
-    pub hazard: bool,
-    /// What: `column "last_error" of table "outbox"`, say.
-    pub what: String,
-    /// How it is.
-    pub found: String,
-    /// How it should be, and where the way out is not obvious, the way out.
-    pub expected: String,
-}
-
-impl Drift {
-    fn new(what: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> Self {
-        Self { hazard: true, what: what.into(), found: found.into(), expected: expected.into() }
-    }
-}
-
-impl fmt::Display for Drift {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is {}, expected {}", self.what, self.found, self.expected)
-    }
-}
 
 impl Schema {
     /// Every difference. What is expected is what a database in memory has after the same statements.
@@ -76,7 +48,7 @@ impl Schema {
                     let suffix = name.strip_prefix(self.config.table.as_str());
                     let hazard = !suffix.is_some_and(|suffix| FOR_OPERATORS.contains(&suffix));
                     let difference = Drift::new(format!("index {name:?}"), found, sql);
-                    drift.push(Drift { hazard, ..difference });
+                    drift.push(if hazard { difference } else { difference.advice() });
                 }
             }
         }
