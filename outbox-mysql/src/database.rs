@@ -8,17 +8,20 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use outbox_core::StoreError;
 use sqlx::mysql::{MySqlArguments, MySqlPoolOptions};
+use sqlx::pool::PoolConnection;
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, MySql, MySqlConnection, MySqlPool};
 use tokio::sync::oneshot;
 
 use crate::MySqlConfig;
-use crate::error::{is_deadlock, spoils_connection, store_error};
+use crate::error::{connect_error, is_deadlock, spoils_connection, store_error};
 
 /// What a client waits beyond the server's own time limit before it gives the connection up.
 const GRACE: Duration = Duration::from_millis(500);
 /// What is left to a statement whose caller has given up: most end by then, and their connection stays of use.
 const GIVEN_UP: Duration = Duration::from_millis(500);
+/// How long to look for the reason when there is no connection.
+const REASON: Duration = Duration::from_millis(500);
 /// A connection that was idle for longer is tested before it is used.
 const TEST_AFTER_IDLE: Duration = Duration::from_secs(1);
 /// How often work that lost to another transaction is done again before its caller hears of it.
@@ -37,6 +40,7 @@ pub(crate) struct Database {
     /// How often that was: behind a broken connection there may be a server that was restarted.
     breaks: Arc<AtomicU64>,
     deadline: Duration,
+    /// The outbox table and where it is, for messages.
     table: Arc<str>,
 }
 
@@ -75,11 +79,11 @@ impl Database {
             broken,
             breaks: Arc::default(),
             deadline: config.statement_timeout + GRACE,
-            table: config.names().live.into(),
+            table: format!("{} at {}", config.names().live, place(config)).into(),
         }
     }
 
-    /// The outbox table, for messages.
+    /// The outbox table and where it is, for messages.
     pub(crate) fn table(&self) -> &str {
         &self.table
     }
@@ -152,12 +156,15 @@ impl Database {
     {
         let (pool, deadline) = (self.pool.clone(), self.deadline);
         let (broken, breaks) = (Arc::clone(&self.broken), Arc::clone(&self.breaks));
+        let table = Arc::clone(&self.table);
         // Dropped with this future.
         let (_caller, mut gone) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
             let mut connection = tokio::select! {
-                acquired = pool.acquire() => acquired?,
-                _ = &mut gone => return Err(timed_out()),
+                acquired = connection(&pool) => {
+                    acquired.map_err(|error| connect_error(action, &table, error))?
+                }
+                _ = &mut gone => return Err(store_error(action, &table, timed_out())),
             };
             let given_up = async {
                 let _ = gone.await;
@@ -174,17 +181,49 @@ impl Database {
             }
             if result.as_ref().map_or_else(spoils_connection, spoiled) {
                 drop(connection.detach());
+            } else {
+                give_back(connection);
             }
-            result
+            result.map_err(|error| store_error(action, &table, error))
         });
-        let result = task.await.unwrap_or_else(|_| Err(sqlx::Error::WorkerCrashed));
-        result.map_err(|error| store_error(action, &self.table, error))
+        let crashed = |_| Err(store_error(action, &self.table, sqlx::Error::WorkerCrashed));
+        task.await.unwrap_or_else(crashed)
     }
 }
 
 impl fmt::Debug for Database {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Database").field("table", &self.table).finish_non_exhaustive()
+    }
+}
+
+/// A connection, or why there is none: the pool tries again for as long as it may, and then tells no reason.
+async fn connection(pool: &MySqlPool) -> Result<PoolConnection<MySql>, sqlx::Error> {
+    match pool.acquire().await {
+        Err(sqlx::Error::PoolTimedOut) if pool.size() < pool.options().get_max_connections() => {
+            let options = pool.connect_options();
+            match tokio::time::timeout(REASON, MySqlConnection::connect_with(&options)).await {
+                Ok(Err(reason)) => Err(reason),
+                Ok(Ok(_)) => Err(sqlx::Error::PoolTimedOut),
+                Err(_) => Err(no_answer()),
+            }
+        }
+        acquired => acquired,
+    }
+}
+
+/// Puts a connection back. The pool looks first whether it still answers, and without a limit: a link that has just died
+/// would take the place in the pool with it, and a single connection for leases has one place.
+fn give_back(mut connection: PoolConnection<MySql>) {
+    tokio::spawn(tokio::time::timeout(GRACE, connection.return_to_pool()));
+}
+
+/// Host, port and database.
+fn place(config: &MySqlConfig) -> String {
+    let MySqlConfig { connect, database, .. } = config;
+    match connect.get_socket() {
+        Some(socket) => format!("{}/{database}", socket.display()),
+        None => format!("{}:{}/{database}", connect.get_host(), connect.get_port()),
     }
 }
 
@@ -241,10 +280,15 @@ where
 }
 
 fn timed_out() -> sqlx::Error {
-    sqlx::Error::Io(std::io::Error::new(
-        std::io::ErrorKind::TimedOut,
-        "the server did not answer within the statement timeout",
-    ))
+    io_timed_out("the server did not answer within the statement timeout")
+}
+
+fn no_answer() -> sqlx::Error {
+    io_timed_out("the server does not answer")
+}
+
+fn io_timed_out(reason: &'static str) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, reason))
 }
 
 /// Settings of the relay's sessions, so that nothing depends on those of the server.

@@ -13,6 +13,23 @@ pub(crate) fn store_error(action: &str, table: &str, error: sqlx::Error) -> Stor
     StoreError::new(kind, message).with_source(error)
 }
 
+/// The error of `action` on `table` when there is no connection to do it on.
+pub(crate) fn connect_error(action: &str, table: &str, error: sqlx::Error) -> StoreError {
+    let (kind, way_out) = match &error {
+        sqlx::Error::Io(io) if io.kind() != std::io::ErrorKind::InvalidData => (
+            StoreErrorKind::Unavailable,
+            "the server is down or out of reach: look at host and port of the url",
+        ),
+        sqlx::Error::PoolTimedOut => (
+            StoreErrorKind::Unavailable,
+            "every connection is in use, and none came free within connect_timeout: raise pool_size",
+        ),
+        other => classify(other),
+    };
+    let message = format!("no connection to {action} {table}: {way_out}");
+    StoreError::new(kind, message.trim_end_matches(": ")).with_source(error)
+}
+
 /// Whether the connection that gave this error must not be used again.
 pub(crate) fn spoils_connection(error: &sqlx::Error) -> bool {
     match error {
@@ -56,10 +73,6 @@ fn classify(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{Misconfigured, Unavailable};
     match error {
         sqlx::Error::Database(_) => by_number(number(error).unwrap_or_default()),
-        sqlx::Error::PoolTimedOut => (
-            Unavailable,
-            "no connection within the connect timeout: the server is down or out of reach, or the pool is too small",
-        ),
         sqlx::Error::Tls(_) => (Misconfigured, TLS),
         // So rustls reports a certificate that it does not trust.
         sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::InvalidData => (Misconfigured, TLS),

@@ -72,6 +72,10 @@ pub(crate) struct Harness {
     pub(crate) name: String,
     /// The user of the store under test, which nobody else has.
     pub(crate) user: String,
+    /// As the store under test connects.
+    pub(crate) url: String,
+    /// As an administrator connects.
+    pub(crate) admin_url: String,
 }
 
 impl Harness {
@@ -89,23 +93,23 @@ impl Harness {
         admin.close().await.unwrap();
         let (base, _) = server.rsplit_once('/').unwrap();
         let (_, address) = base.rsplit_once('@').unwrap();
-        let config = MySqlConfig::new(&format!("mysql://{user}:kit@{address}/{name}"))
-            .unwrap()
-            .with_payload(payload)
-            .with_pool_size(3);
+        let url = format!("mysql://{user}:kit@{address}/{name}");
+        let admin_url = format!("{base}/{name}");
+        let config = MySqlConfig::new(&url).unwrap().with_payload(payload).with_pool_size(3);
         Schema::new(config.clone()).migrate().await.unwrap();
         let store = Arc::new(MySqlStore::new(config.clone()));
         // Only then it knows whether the server tells of writers.
         store.probe(0).await.unwrap();
         // Nothing that sqlx would set: the application's sessions are as the server makes them.
-        let application = MySqlConnectOptions::from_str(&format!("{base}/{name}"))
+        let application = MySqlConnectOptions::from_str(&admin_url)
             .unwrap()
             .timezone(None)
             .set_names(false)
             .pipes_as_concat(false)
             .no_engine_substitution(false);
         let pool = MySqlPoolOptions::new().connect_lazy_with(application);
-        Self { letters: DeadLetters::new(&config), store, config, payload, pool, name, user }
+        let letters = DeadLetters::new(&config);
+        Self { letters, store, config, payload, pool, name, user, url, admin_url }
     }
 
     pub(crate) async fn transaction(&self) -> HarnessTransaction {

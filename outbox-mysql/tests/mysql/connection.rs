@@ -1,9 +1,11 @@
-//! TLS, passwords, and connections that end.
+//! TLS, passwords, and connections that cannot be had.
+
+use std::time::Duration;
 
 use outbox_core::{Store as _, StoreErrorKind, Worker};
 use outbox_mysql::{MySqlConfig, MySqlStore, PayloadType};
 
-use super::pipeline;
+use super::{both, everything, pipeline};
 use crate::common::{Harness, MYSQL, shared};
 
 /// The certificate of the shared servers' authority.
@@ -50,4 +52,43 @@ async fn a_refused_connection_names_the_way_out_and_no_secret() {
         assert!(error.to_string().contains(named), "{error}");
         assert!(!format!("{error:?} {error}").contains("hunter"), "{error:?}");
     }
+}
+
+/// A connection that cannot be had names the place and the reason, and never the password. H163
+#[tokio::test]
+async fn no_connection_names_place_and_reason() {
+    for outbox in both().await {
+        let nobody = {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.local_addr().unwrap().to_string()
+        };
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let silent_place = silent.local_addr().unwrap().to_string();
+        let server = outbox.url.split(['@', '/']).nth(3).unwrap();
+        for (place, named) in [
+            (format!("{nobody}/shop"), vec!["onnection refused", "host and port"]),
+            (format!("{silent_place}/shop"), vec!["does not answer", "host and port"]),
+            (format!("{server}/{}", outbox.name), vec!["refuses the user"]),
+        ] {
+            let url = format!("mysql://{}:hunter2@{place}", outbox.user);
+            let config = MySqlConfig::new(&url).unwrap();
+            let store = MySqlStore::new(config.with_connect_timeout(Duration::from_secs(1)));
+            let text = chain(&store.claim(&everything(16)).await.unwrap_err());
+            for named in named.into_iter().chain([place.as_str()]) {
+                assert!(text.contains(named), "{named}: {text}");
+            }
+            assert!(!text.contains("hunter2"), "{text}");
+        }
+    }
+}
+
+/// As the relay logs it.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
 }

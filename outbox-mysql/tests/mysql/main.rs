@@ -7,7 +7,11 @@ mod common;
 mod claim;
 mod connection;
 mod dead;
+mod dead_link;
 mod inbox;
+mod leases;
+#[path = "../../../tests/support/link.rs"]
+mod link;
 mod schema;
 mod writer;
 

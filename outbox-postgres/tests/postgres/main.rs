@@ -9,6 +9,8 @@ mod dead_link;
 mod deadline;
 mod inbox;
 mod leases;
+#[path = "../../../tests/support/link.rs"]
+mod link;
 mod outage;
 mod probe;
 mod schema;
