@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use outbox::{Batch, Hint, NewEvent, Publisher, Relay, StoreError, async_trait};
+use outbox::{Batch, Hint, Inbox as _, NewEvent, Publisher, Relay, Seen, StoreError, async_trait};
 use outbox_sqlite::{Schema, SqliteConfig, SqliteInbox, SqliteOutbox, SqliteStore};
 use serde::{Deserialize, Serialize};
 use sqlx::{Sqlite, SqlitePool, Transaction};
@@ -243,12 +243,12 @@ impl Service {
         delivery: &Delivery,
         step: &impl AsyncFn(&mut Tx, &Delivery) -> anyhow::Result<Option<NewEvent>>,
     ) -> anyhow::Result<()> {
-        let mut tx = self.outbox.begin(&self.pool).await?;
-        if self.inbox.first_seen(&mut tx, self.name, &delivery.id).await? {
+        let tx = self.outbox.begin(&self.pool).await?;
+        if let Seen::First(mut tx) = self.inbox.once(tx, self.name, &delivery.id).await? {
             let answer = step(&mut tx, delivery).await?;
             self.outbox.append(&mut tx, answer.as_slice()).await?;
+            self.outbox.commit(tx).await?;
         }
-        self.outbox.commit(tx).await?;
         Ok(())
     }
 
