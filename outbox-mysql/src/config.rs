@@ -211,8 +211,18 @@ impl MySqlConfig {
 
     /// The inbox beside the outbox.
     pub(crate) fn inbox(&self) -> InboxTable {
-        InboxTable::shared(self.names().plain("_inbox"), "consumer", "event_id")
-            .with_seen_at("seen_at")
+        InboxTable::beside(&self.table)
+    }
+
+    /// The names of an inbox as they stand in a statement, its table with the database.
+    pub(crate) fn quoted(&self, inbox: &InboxTable) -> Result<InboxTable, StoreError> {
+        for (what, name) in inbox.names() {
+            check_name(name, MAX_NAME_CHARS)
+                .map_err(|reason| StoreError::misconfigured(format!("{what} {reason}")))?;
+        }
+        let mut quoted = inbox.quoted(quote);
+        quoted.table = format!("{}.{}", quote(&self.database), quoted.table);
+        Ok(quoted)
     }
 }
 
@@ -309,30 +319,6 @@ impl Names {
     /// A table's name as the catalogue has it.
     pub(crate) fn plain(&self, suffix: &str) -> String {
         format!("{}{suffix}", self.table)
-    }
-}
-
-/// The names of an inbox table, quoted, its table with the database.
-#[derive(Clone, Debug)]
-pub(crate) struct InboxNames {
-    pub(crate) table: String,
-    pub(crate) consumer: Option<String>,
-    pub(crate) event_id: String,
-    pub(crate) seen_at: Option<String>,
-}
-
-impl InboxNames {
-    pub(crate) fn new(config: &MySqlConfig, table: &InboxTable) -> Result<Self, StoreError> {
-        for (what, name) in table.names() {
-            check_name(name, MAX_NAME_CHARS)
-                .map_err(|reason| StoreError::misconfigured(format!("{what} {reason}")))?;
-        }
-        Ok(Self {
-            table: format!("{}.{}", quote(&config.database), quote(&table.table)),
-            consumer: table.consumer().map(quote),
-            event_id: quote(&table.event_id),
-            seen_at: table.seen_at.as_deref().map(quote),
-        })
     }
 }
 

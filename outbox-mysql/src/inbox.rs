@@ -9,7 +9,7 @@ use outbox_core::{
 };
 use sqlx::{AssertSqlSafe, Connection as _, MySql, MySqlConnection, MySqlPool, Transaction};
 
-use crate::config::{InboxNames, MySqlConfig};
+use crate::config::MySqlConfig;
 use crate::database::query_once;
 use crate::error::{is_duplicate, store_error};
 use crate::writer::micros;
@@ -56,8 +56,9 @@ use crate::{row, sql};
 #[derive(Clone, Debug)]
 pub struct MySqlInbox {
     config: MySqlConfig,
-    names: InboxNames,
     table: InboxTable,
+    /// The same as it stands in a statement.
+    quoted: InboxTable,
     marks: Marks,
     mark: Arc<str>,
     purge_batch: u32,
@@ -106,14 +107,14 @@ impl MySqlInbox {
         table: InboxTable,
         length: Option<usize>,
     ) -> Result<Self, StoreError> {
-        let names = InboxNames::new(config, &table)?;
+        let quoted = config.quoted(&table)?;
         Ok(Self {
             config: config.clone(),
             marks: Marks::new(&table),
-            mark: sql::first_seen(&names).into(),
+            mark: sql::first_seen(&quoted).into(),
             purge_batch: PURGE_BATCH,
-            names,
             table,
+            quoted,
             length: Arc::new(length.map_or_else(OnceLock::new, OnceLock::from)),
         })
     }
@@ -135,8 +136,8 @@ impl MySqlInbox {
         let length = self.length(transaction).await?;
         for (what, text) in [("event id", &*event_id), ("consumer", consumer)] {
             let characters = text.chars().count();
-            if characters > length && (what == "event id" || self.names.consumer.is_some()) {
-                let table = &self.names.table;
+            if characters > length && (what == "event id" || self.table.consumer().is_some()) {
+                let table = &self.quoted.table;
                 let message = format!(
                     "cannot mark an event in {table}: the {what} has {characters} characters, its column takes {length}"
                 );
@@ -144,14 +145,14 @@ impl MySqlInbox {
             }
         }
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.mark))).bind(event_id.as_bytes());
-        let query = match self.names.consumer {
+        let query = match self.table.consumer() {
             Some(_) => query.bind(consumer.as_bytes()),
             None => query,
         };
         match query.execute(&mut **transaction).await {
             Ok(_) => Ok(true),
             Err(error) if is_duplicate(&error) => Ok(false),
-            Err(error) => Err(store_error("mark an event in", &self.names.table, error)),
+            Err(error) => Err(store_error("mark an event in", &self.quoted.table, error)),
         }
     }
 
@@ -177,9 +178,10 @@ impl MySqlInbox {
         let mut marks = 0;
         loop {
             // In a task of its own: the lock belongs to the session, and is given back whatever becomes of the caller.
-            let batch = purge_batch(pool.clone(), self.names.clone(), self.purge_batch, older_than);
+            let batch =
+                purge_batch(pool.clone(), self.quoted.clone(), self.purge_batch, older_than);
             let done = tokio::spawn(batch).await.unwrap_or(Err(sqlx::Error::WorkerCrashed));
-            match done.map_err(|error| store_error("purge", &self.names.table, error))? {
+            match done.map_err(|error| store_error("purge", &self.quoted.table, error))? {
                 None => return Ok(Purged::new(marks, true)),
                 Some(gone) => {
                     marks += gone;
@@ -196,7 +198,7 @@ impl MySqlInbox {
         if let Some(length) = self.length.get() {
             return Ok(*length);
         }
-        let failed = |error| store_error("look at", &self.names.table, error);
+        let failed = |error| store_error("look at", &self.quoted.table, error);
         let found = query_once(sql::inbox_faults(&self.config, &self.table))
             .fetch_all(&mut **transaction)
             .await
@@ -206,10 +208,7 @@ impl MySqlInbox {
             .map(|row| Ok(row::lossy(row, 0)?.unwrap_or_default()))
             .collect::<Result<_, _>>()
             .map_err(failed)?;
-        if !faults.is_empty() {
-            let (table, faults) = (&self.names.table, faults.join("; "));
-            return Err(StoreError::misconfigured(format!("{table} is no inbox: {faults}")));
-        }
+        InboxTable::refuse(&self.quoted.table, &faults)?;
         let found = query_once(sql::inbox_length(&self.config, &self.table))
             .fetch_one(&mut **transaction)
             .await
@@ -240,17 +239,17 @@ impl Inbox for MySqlInbox {
 /// Removes one batch and says how many marks it had; `None` when another purge is at work.
 async fn purge_batch(
     pool: MySqlPool,
-    names: InboxNames,
+    inbox: InboxTable,
     batch: u32,
     older_than: Duration,
 ) -> Result<Option<u64>, sqlx::Error> {
     let mut connection = pool.acquire().await?;
-    let locked = query_once(sql::lock_purge(&names)).fetch_one(&mut *connection).await?;
+    let locked = query_once(sql::lock_purge(&inbox)).fetch_one(&mut *connection).await?;
     if row::int(&locked, 0)? != Some(1) {
         return Ok(None);
     }
-    let gone = delete_old(&mut connection, &names, batch, older_than).await;
-    let unlocked = query_once(sql::unlock_purge(&names)).execute(&mut *connection).await;
+    let gone = delete_old(&mut connection, &inbox, batch, older_than).await;
+    let unlocked = query_once(sql::unlock_purge(&inbox)).execute(&mut *connection).await;
     if unlocked.is_err() {
         // The end of the session gives it back.
         drop(connection.detach());
@@ -260,20 +259,20 @@ async fn purge_batch(
 
 async fn delete_old(
     connection: &mut MySqlConnection,
-    names: &InboxNames,
+    inbox: &InboxTable,
     batch: u32,
     older_than: Duration,
 ) -> Result<u64, sqlx::Error> {
-    let seen_at = names.seen_at.as_deref().expect("purge has looked for it");
+    let seen_at = inbox.seen_at.as_deref().expect("purge has looked for it");
     let older_than = micros(older_than);
     sqlx::raw_sql(sql::READ_COMMITTED).execute(&mut *connection).await?;
     let mut transaction = connection.begin().await?;
-    let found = query_once(sql::purgeable(names, seen_at)).bind(older_than).bind(batch);
+    let found = query_once(sql::purgeable(inbox, seen_at)).bind(older_than).bind(batch);
     let count = row::int(&found.fetch_one(&mut *transaction).await?, 0)?.unwrap_or_default();
     if count == 0 {
         return Ok(0);
     }
-    let delete = query_once(sql::purge(names, seen_at)).bind(older_than).bind(count);
+    let delete = query_once(sql::purge(inbox, seen_at)).bind(older_than).bind(count);
     let gone = delete.execute(&mut *transaction).await?;
     transaction.commit().await?;
     Ok(gone.rows_affected())

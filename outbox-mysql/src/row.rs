@@ -67,6 +67,7 @@ impl<'a> RawEvent<'a> {
         let mut row = EventRow::new(
             self.position,
             self.lane,
+            // Such a row can be settled by no one; an operator must look at it.
             id.unwrap_or_else(|| EventId::from(uuid::Uuid::nil())),
         );
         row.aggregate_type = required("aggregatetype", self.aggregate_type, &mut fault);

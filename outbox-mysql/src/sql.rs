@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use outbox_core::{InboxTable, TypeFilter};
 
-use crate::config::{InboxNames, Keep, MySqlConfig, Names, literal};
+use crate::config::{Keep, MySqlConfig, Names, literal};
 use ddl::NEVER;
 
 /// The columns of an event that move with it to the dead letters and to the archive.
@@ -672,20 +672,13 @@ fn hold(Names { live, .. }: &Names) -> String {
 
 /// A consumer marks an event as seen. Event id, and consumer where it has a column. Of two transactions one waits for the
 /// other. No `ignore`: beside the duplicate it would hide all that makes the server refuse a row.
-pub(crate) fn first_seen(inbox: &InboxNames) -> String {
-    let InboxNames { table, event_id, consumer, seen_at } = inbox;
-    let (mut columns, mut values) = (event_id.clone(), "?".to_owned());
-    let consumer = consumer.as_ref().map(|column| (column, "?"));
-    let seen_at = seen_at.as_ref().map(|column| (column, "utc_timestamp(6)"));
-    for (column, value) in consumer.into_iter().chain(seen_at) {
-        columns = format!("{columns}, {column}");
-        values = format!("{values}, {value}");
-    }
-    format!("insert into {table} ({columns}) values ({values})")
+pub(crate) fn first_seen(inbox: &InboxTable) -> String {
+    let [columns, values] = inbox.mark("?", "?", "utc_timestamp(6)");
+    format!("insert into {} ({columns}) values ({values})", inbox.table)
 }
 
 /// How many old marks there are to remove, read without a lock. Age in microseconds, how many at most.
-pub(crate) fn purgeable(inbox: &InboxNames, seen_at: &str) -> String {
+pub(crate) fn purgeable(inbox: &InboxTable, seen_at: &str) -> String {
     format!(
         "select count(*) from (select 1 from {} where {} order by {seen_at} limit ?) old",
         inbox.table,
@@ -695,7 +688,7 @@ pub(crate) fn purgeable(inbox: &InboxNames, seen_at: &str) -> String {
 
 /// Removes old marks, the oldest first. Age in microseconds, how many: no more than there are. Else the server would go on to
 /// the first mark that is not old, and wait for it when it is that of a consumer in the middle of its effect.
-pub(crate) fn purge(inbox: &InboxNames, seen_at: &str) -> String {
+pub(crate) fn purge(inbox: &InboxTable, seen_at: &str) -> String {
     format!("delete from {} where {} order by {seen_at} limit ?", inbox.table, old(seen_at))
 }
 
@@ -707,17 +700,17 @@ fn old(seen_at: &str) -> String {
 pub(crate) const READ_COMMITTED: &str = "set transaction isolation level read committed";
 
 /// Lets one purge at a time work on a table, if it gets the lock at once. The lock is the session's.
-pub(crate) fn lock_purge(inbox: &InboxNames) -> String {
+pub(crate) fn lock_purge(inbox: &InboxTable) -> String {
     format!("select get_lock({}, 0)", purge_lock(inbox))
 }
 
 /// Gives the lock back.
-pub(crate) fn unlock_purge(inbox: &InboxNames) -> String {
+pub(crate) fn unlock_purge(inbox: &InboxTable) -> String {
     format!("do release_lock({})", purge_lock(inbox))
 }
 
 /// Names have 64 characters at most, and letters of either case are the same.
-fn purge_lock(inbox: &InboxNames) -> String {
+fn purge_lock(inbox: &InboxTable) -> String {
     format!("concat('purge ', sha2({}, 224))", literal(&inbox.table))
 }
 

@@ -275,8 +275,17 @@ impl PostgresConfig {
 
     /// The inbox beside the outbox.
     pub(crate) fn inbox(&self) -> InboxTable {
-        InboxTable::shared(format!("{}_inbox", self.table), "consumer", "event_id")
-            .with_seen_at("seen_at")
+        InboxTable::beside(&self.table)
+    }
+
+    /// The names of an inbox as they stand in a statement, its table with the schema.
+    pub(crate) fn quoted(&self, inbox: &InboxTable) -> Result<InboxTable, StoreError> {
+        for (what, name) in inbox.names() {
+            check_name(what, name, Self::MAX_SCHEMA_BYTES)?;
+        }
+        let mut quoted = inbox.quoted(quote);
+        quoted.table = format!("{}.{}", quote(&self.schema), quoted.table);
+        Ok(quoted)
     }
 }
 
@@ -366,29 +375,6 @@ impl Names {
     /// The quoted name of an index, which carries no schema where it is created.
     pub(crate) fn index(&self, suffix: &str) -> String {
         quote(&self.plain(suffix))
-    }
-}
-
-/// The names of an inbox table, quoted, its table with the schema.
-#[derive(Clone, Debug)]
-pub(crate) struct InboxNames {
-    pub(crate) table: String,
-    pub(crate) consumer: Option<String>,
-    pub(crate) event_id: String,
-    pub(crate) seen_at: Option<String>,
-}
-
-impl InboxNames {
-    pub(crate) fn new(config: &PostgresConfig, table: &InboxTable) -> Result<Self, StoreError> {
-        for (what, name) in table.names() {
-            check_name(what, name, PostgresConfig::MAX_SCHEMA_BYTES)?;
-        }
-        Ok(Self {
-            table: format!("{}.{}", quote(&config.schema), quote(&table.table)),
-            consumer: table.consumer().map(quote),
-            event_id: quote(&table.event_id),
-            seen_at: table.seen_at.as_deref().map(quote),
-        })
     }
 }
 

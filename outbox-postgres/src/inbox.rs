@@ -10,10 +10,11 @@ use async_trait::async_trait;
 use outbox_core::{Inbox, InboxTable, Marks, PURGE_BATCH, Purged, StoreError};
 use sqlx::{AssertSqlSafe, PgPool, Postgres, Transaction};
 
-use crate::config::{InboxNames, PostgresConfig};
+use crate::config::PostgresConfig;
 use crate::error::store_error;
 use crate::sql;
 use crate::writer::micros;
+use order::Order;
 
 /// Remembers which events a consumer has handled, in the consumer's own database and transaction.
 ///
@@ -54,10 +55,12 @@ use crate::writer::micros;
 #[derive(Clone, Debug)]
 pub struct PostgresInbox {
     config: PostgresConfig,
-    names: InboxNames,
     table: InboxTable,
+    /// The same as it stands in a statement.
+    quoted: InboxTable,
     marks: Marks,
     mark: Arc<str>,
+    order: Order,
     purge_batch: u32,
     /// Whether the table is known to be an inbox.
     known: Arc<AtomicBool>,
@@ -102,14 +105,15 @@ impl PostgresInbox {
     }
 
     fn on(config: &PostgresConfig, table: InboxTable, known: bool) -> Result<Self, StoreError> {
-        let names = InboxNames::new(config, &table)?;
+        let quoted = config.quoted(&table)?;
         Ok(Self {
             config: config.clone(),
             marks: Marks::new(&table),
-            mark: sql::first_seen(&names).into(),
+            mark: sql::first_seen(&quoted).into(),
+            order: Order::new(&config.names()),
             purge_batch: PURGE_BATCH,
-            names,
             table,
+            quoted,
             known: Arc::new(known.into()),
         })
     }
@@ -132,14 +136,14 @@ impl PostgresInbox {
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.mark)))
             .persistent(!self.config.pooled)
             .bind(&*event_id);
-        let query = match self.names.consumer {
+        let query = match self.table.consumer() {
             Some(_) => query.bind(consumer),
             None => query,
         };
         let marked = query
             .execute(&mut **transaction)
             .await
-            .map_err(|error| store_error("mark an event in", &self.names.table, error))?;
+            .map_err(|error| store_error("mark an event in", &self.quoted.table, error))?;
         Ok(marked.rows_affected() == 1)
     }
 
@@ -157,9 +161,7 @@ impl PostgresInbox {
     /// `Misconfigured` when the table names no column for the time, or the role may not `select` and `delete`; otherwise
     /// when the database refuses the statement or cannot be reached. What was removed before stays removed.
     pub async fn purge(&self, pool: &PgPool, older_than: Duration) -> Result<Purged, StoreError> {
-        self.table.purged_by()?;
-        let seen_at = self.names.seen_at.as_deref().expect("the table names it");
-        let statement: Arc<str> = sql::purge(&self.names, seen_at).into();
+        let statement: Arc<str> = sql::purge(&self.quoted, self.quoted.purged_by()?).into();
         let (mut marks, mut until) = (0, 0);
         loop {
             let (held, found, gone, last): (bool, i64, i64, Option<i64>) =
@@ -170,7 +172,7 @@ impl PostgresInbox {
                     .bind(until)
                     .fetch_one(pool)
                     .await
-                    .map_err(|error| store_error("purge", &self.names.table, error))?;
+                    .map_err(|error| store_error("purge", &self.quoted.table, error))?;
             marks += gone.cast_unsigned();
             until = last.unwrap_or(until);
             if !held || found < i64::from(self.purge_batch) {
@@ -186,15 +188,12 @@ impl PostgresInbox {
         }
         let faults: Vec<String> = sqlx::query_scalar(sql::INBOX_FAULTS)
             .persistent(false)
-            .bind(&self.names.table)
+            .bind(&self.quoted.table)
             .bind(self.table.key())
             .fetch_all(&mut **transaction)
             .await
-            .map_err(|error| store_error("look at", &self.names.table, error))?;
-        if !faults.is_empty() {
-            let (table, faults) = (&self.names.table, faults.join("; "));
-            return Err(StoreError::misconfigured(format!("{table} is no inbox: {faults}")));
-        }
+            .map_err(|error| store_error("look at", &self.quoted.table, error))?;
+        InboxTable::refuse(&self.quoted.table, &faults)?;
         self.known.store(true, Ordering::Relaxed);
         Ok(())
     }

@@ -7,9 +7,9 @@ pub(crate) mod ddl;
 
 use std::sync::Arc;
 
-use outbox_core::TypeFilter;
+use outbox_core::{InboxTable, TypeFilter};
 
-use crate::config::{InboxNames, Keep, Names, PayloadType, PostgresConfig};
+use crate::config::{Keep, Names, PayloadType, PostgresConfig};
 
 /// The columns of an event that move with it to the dead letters and to the archive.
 const MOVED: &str =
@@ -571,15 +571,9 @@ fn discard_blocked(Names { live, .. }: &Names) -> String {
 
 /// A consumer marks an event as seen. `$1` event id, `$2` consumer where it has a column. Of two transactions one waits
 /// for the other.
-pub(crate) fn first_seen(inbox: &InboxNames) -> String {
-    let InboxNames { table, event_id, consumer, seen_at } = inbox;
-    let (mut columns, mut values) = (event_id.clone(), "$1".to_owned());
-    let consumer = consumer.as_ref().map(|column| (column, "$2"));
-    let seen_at = seen_at.as_ref().map(|column| (column, "clock_timestamp()"));
-    for (column, value) in consumer.into_iter().chain(seen_at) {
-        columns = format!("{columns}, {column}");
-        values = format!("{values}, {value}");
-    }
+pub(crate) fn first_seen(inbox: &InboxTable) -> String {
+    let [columns, values] = inbox.mark("$1", "$2", "clock_timestamp()");
+    let table = &inbox.table;
     format!("insert into {table} ({columns}) values ({values}) on conflict do nothing")
 }
 
@@ -606,7 +600,7 @@ pub(crate) fn accept(Names { arrivals, .. }: &Names) -> String {
 ///
 /// By `ctid`, because no statistics can turn that into a read of the whole table; the time is compared once more, because a
 /// partitioned table has a `ctid` in each part.
-pub(crate) fn purge(inbox: &InboxNames, seen_at: &str) -> String {
+pub(crate) fn purge(inbox: &InboxTable, seen_at: &str) -> String {
     let table = &inbox.table;
     let key = crate::config::literal(&format!("purge {table}"));
     let old = format!("{seen_at} < statement_timestamp() - $1 * interval '1 microsecond'");

@@ -145,8 +145,7 @@ impl SqliteConfig {
 
     /// The inbox beside the outbox.
     pub(crate) fn inbox(&self) -> InboxTable {
-        InboxTable::shared(format!("{}_inbox", self.table), "consumer", "event_id")
-            .with_seen_at("seen_at")
+        InboxTable::beside(&self.table)
     }
 
     pub(crate) fn validate(&self) -> Result<(), StoreError> {

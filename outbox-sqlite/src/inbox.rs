@@ -186,10 +186,7 @@ impl SqliteInbox {
             .fetch_all(&mut **transaction)
             .await
             .map_err(failed(format!("look at {}", self.place())))?;
-        if !faults.is_empty() {
-            let (place, faults) = (self.place(), faults.join("; "));
-            return Err(StoreError::misconfigured(format!("{place} is no inbox: {faults}")));
-        }
+        InboxTable::refuse(&self.place(), &faults)?;
         self.known.store(true, Ordering::Relaxed);
         Ok(())
     }

@@ -42,12 +42,7 @@ impl InboxTable {
         consumer: impl Into<String>,
         event_id: impl Into<String>,
     ) -> Self {
-        Self {
-            table: table.into(),
-            consumers: Consumers::Column(consumer.into()),
-            event_id: event_id.into(),
-            seen_at: None,
-        }
+        Self::new(table, Consumers::Column(consumer.into()), event_id)
     }
 
     /// A table without a column for the consumer, with the key `event_id`: for `consumer` only.
@@ -57,12 +52,17 @@ impl InboxTable {
         table: impl Into<String>,
         event_id: impl Into<String>,
     ) -> Self {
-        Self {
-            table: table.into(),
-            consumers: Consumers::Only(consumer.into()),
-            event_id: event_id.into(),
-            seen_at: None,
-        }
+        Self::new(table, Consumers::Only(consumer.into()), event_id)
+    }
+
+    /// The inbox that a store creates beside its outbox table of this name.
+    #[must_use]
+    pub fn beside(outbox: &str) -> Self {
+        Self::shared(format!("{outbox}_inbox"), "consumer", "event_id").with_seen_at("seen_at")
+    }
+
+    fn new(table: impl Into<String>, consumers: Consumers, event_id: impl Into<String>) -> Self {
+        Self { table: table.into(), consumers, event_id: event_id.into(), seen_at: None }
     }
 
     /// With this column for the time of the mark.
@@ -102,6 +102,45 @@ impl InboxTable {
         self.consumer().into_iter().chain([self.event_id.as_str()]).collect()
     }
 
+    /// The same with every name as `quote` writes it, for use in a statement.
+    #[must_use]
+    pub fn quoted(&self, quote: impl Fn(&str) -> String) -> Self {
+        let consumers = match &self.consumers {
+            Consumers::Column(column) => Consumers::Column(quote(column)),
+            only @ Consumers::Only(_) => only.clone(),
+        };
+        Self {
+            table: quote(&self.table),
+            consumers,
+            event_id: quote(&self.event_id),
+            seen_at: self.seen_at.as_deref().map(quote),
+        }
+    }
+
+    /// The columns of a mark and their values, each as a list with commas: the id, the consumer where it has a column, and
+    /// the time where it has one.
+    #[must_use]
+    pub fn mark(&self, event_id: &str, consumer: &str, now: &str) -> [String; 2] {
+        let consumer = self.consumer().map(|column| (column, consumer));
+        let seen_at = self.seen_at.as_deref().map(|column| (column, now));
+        let mark = [(self.event_id.as_str(), event_id)].into_iter().chain(consumer).chain(seen_at);
+        let (columns, values): (Vec<&str>, Vec<&str>) = mark.unzip();
+        [columns.join(", "), values.join(", ")]
+    }
+
+    /// Refuses the table at `place`, against which this stands as an inbox.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when anything does.
+    pub fn refuse(place: &str, faults: &[String]) -> Result<(), StoreError> {
+        if faults.is_empty() {
+            return Ok(());
+        }
+        let faults = faults.join("; ");
+        Err(StoreError::misconfigured(format!("{place} is no inbox: {faults}")))
+    }
+
     /// Every name in it, with what it names.
     pub fn names(&self) -> impl Iterator<Item = (&'static str, &str)> {
         [
@@ -112,5 +151,28 @@ impl InboxTable {
         ]
         .into_iter()
         .filter_map(|(what, name)| Some((what, name?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_has_the_columns_that_the_table_has() {
+        let quote = |name: &str| format!("<{name}>");
+        let mark = |table: InboxTable| table.quoted(quote).mark("$1", "$2", "now()");
+        let one = InboxTable::of_one("billing", "t", "id");
+        assert_eq!(mark(one.clone()), ["<id>", "$1"]);
+        assert_eq!(mark(one.with_seen_at("at")), ["<id>, <at>", "$1, now()"]);
+        let beside = ["<event_id>, <consumer>, <seen_at>", "$1, $2, now()"];
+        assert_eq!(mark(InboxTable::beside("outbox")), beside);
+    }
+
+    #[test]
+    fn a_table_is_refused_with_everything_that_stands_against_it() {
+        assert_eq!(InboxTable::refuse("t", &[]).map_err(|error| error.to_string()), Ok(()));
+        let error = InboxTable::refuse("t", &["a".to_owned(), "b".to_owned()]).unwrap_err();
+        assert_eq!(error.to_string(), "t is no inbox: a; b");
     }
 }

@@ -239,17 +239,24 @@ async fn a_purge_reads_what_it_removes() {
     }
 }
 
+/// Makes a mark of two hours ago, and a transaction that has it locked.
+async fn hold_an_old_mark(harness: &Harness) -> Transaction<'static, MySql> {
+    let old =
+        "insert into outbox_inbox values ('billing', 'old', utc_timestamp(6) - interval 2 hour)";
+    harness.execute(old).await;
+    let mut consumer = harness.pool.begin().await.unwrap();
+    let hold =
+        "select 1 from outbox_inbox where (consumer, event_id) = ('billing', 'old') for update";
+    sqlx::raw_sql(hold).execute(&mut *consumer).await.unwrap();
+    consumer
+}
+
 /// Of two one works, the other says so at once; and nobody who marks waits for either.
 #[tokio::test]
 async fn a_purge_that_finds_another_at_work_makes_way() {
     for harness in both().await {
         let inbox = MySqlInbox::new(&harness.config);
-        let old = "insert into outbox_inbox values ('billing', 'old', utc_timestamp(6) - interval 2 hour)";
-        harness.execute(old).await;
-        let mut consumer = harness.pool.begin().await.unwrap();
-        let hold =
-            "select 1 from outbox_inbox where (consumer, event_id) = ('billing', 'old') for update";
-        sqlx::raw_sql(hold).execute(&mut *consumer).await.unwrap();
+        let consumer = hold_an_old_mark(&harness).await;
         let stuck = {
             let (pool, inbox) = (harness.pool.clone(), inbox.clone());
             tokio::spawn(async move { inbox.purge(&pool, HOUR).await.unwrap() })
@@ -281,12 +288,7 @@ async fn a_purge_that_finds_another_at_work_makes_way() {
 async fn a_dropped_purge_gives_its_lock_back() {
     for harness in both().await {
         let inbox = MySqlInbox::new(&harness.config);
-        let old = "insert into outbox_inbox values ('billing', 'old', utc_timestamp(6) - interval 2 hour)";
-        harness.execute(old).await;
-        let mut consumer = harness.pool.begin().await.unwrap();
-        let hold =
-            "select 1 from outbox_inbox where (consumer, event_id) = ('billing', 'old') for update";
-        sqlx::raw_sql(hold).execute(&mut *consumer).await.unwrap();
+        let consumer = hold_an_old_mark(&harness).await;
         let given_up =
             tokio::time::timeout(Duration::from_millis(300), inbox.purge(&harness.pool, HOUR));
         assert!(given_up.await.is_err(), "it waits for the lock on its row");

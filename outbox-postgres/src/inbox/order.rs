@@ -6,8 +6,27 @@ use outbox_core::{Arrival, StoreError, StoreErrorKind};
 use sqlx::{AssertSqlSafe, Postgres, Transaction};
 
 use super::PostgresInbox;
+use crate::config::Names;
 use crate::error::store_error;
 use crate::sql;
+
+/// The statements, and the table that they work on.
+#[derive(Clone, Debug)]
+pub(super) struct Order {
+    arrive: Arc<str>,
+    accept: Arc<str>,
+    arrivals: Arc<str>,
+}
+
+impl Order {
+    pub(super) fn new(names: &Names) -> Self {
+        Self {
+            arrive: sql::arrive(names).into(),
+            accept: sql::accept(names).into(),
+            arrivals: names.arrivals.as_str().into(),
+        }
+    }
+}
 
 impl PostgresInbox {
     /// Tells where the event with this number stands among those of its aggregate, and accepts it if it is the next one.
@@ -30,16 +49,16 @@ impl PostgresInbox {
     ) -> Result<Arrival, StoreError> {
         let stored = self.marks.event_id(consumer, key)?;
         let number = self.number(sequence)?;
-        let arrive: Arc<str> = sql::arrive(&self.config.names()).into();
         loop {
-            let last: Option<i64> = sqlx::query_scalar(AssertSqlSafe(Arc::clone(&arrive)))
-                .persistent(!self.config.pooled)
-                .bind(consumer)
-                .bind(&*stored)
-                .bind(number)
-                .fetch_optional(&mut **transaction)
-                .await
-                .map_err(|error| self.cannot_order(error))?;
+            let last: Option<i64> =
+                sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.order.arrive)))
+                    .persistent(!self.config.pooled)
+                    .bind(consumer)
+                    .bind(&*stored)
+                    .bind(number)
+                    .fetch_optional(&mut **transaction)
+                    .await
+                    .map_err(|error| self.cannot_order(error))?;
             if let Some(last) = last {
                 return Ok(Arrival::of(last.cast_unsigned(), sequence));
             }
@@ -61,7 +80,7 @@ impl PostgresInbox {
         sequence: u64,
     ) -> Result<(), StoreError> {
         let stored = self.marks.event_id(consumer, key)?;
-        sqlx::query(AssertSqlSafe(sql::accept(&self.config.names())))
+        sqlx::query(AssertSqlSafe(Arc::clone(&self.order.accept)))
             .persistent(!self.config.pooled)
             .bind(consumer)
             .bind(&*stored)
@@ -76,14 +95,14 @@ impl PostgresInbox {
         i64::try_from(sequence).map_err(|error| {
             let message = format!(
                 "cannot accept event {sequence} in {}: no aggregate has so many",
-                self.config.names().arrivals
+                self.order.arrivals
             );
             StoreError::new(StoreErrorKind::Rejected, message).with_source(error)
         })
     }
 
     fn cannot_order(&self, error: sqlx::Error) -> StoreError {
-        let arrivals = self.config.names().arrivals;
-        store_error("look for the next event in (it needs the setting sequence)", &arrivals, error)
+        let action = "look for the next event in (it needs the setting sequence)";
+        store_error(action, &self.order.arrivals, error)
     }
 }

@@ -7,15 +7,10 @@ use super::{NOW, safe};
 
 /// A consumer marks an event as seen. ?1 event id, ?2 consumer where it has a column.
 pub(crate) fn first_seen(inbox: &InboxTable) -> SqlStr {
-    let (mut columns, mut values) = (format!("\"{}\"", inbox.event_id), "?1".to_owned());
-    let consumer = inbox.consumer().map(|column| (column, "?2"));
-    let seen_at = inbox.seen_at.as_deref().map(|column| (column, NOW));
-    for (column, value) in consumer.into_iter().chain(seen_at) {
-        columns = format!("{columns}, \"{column}\"");
-        values = format!("{values}, {value}");
-    }
+    let inbox = inbox.quoted(|name| format!("\"{name}\""));
+    let [columns, values] = inbox.mark("?1", "?2", NOW);
     let table = &inbox.table;
-    safe(format!("insert into \"{table}\" ({columns}) values ({values}) on conflict do nothing"))
+    safe(format!("insert into {table} ({columns}) values ({values}) on conflict do nothing"))
 }
 
 /// Removes old marks, the oldest first. ?1 age in microseconds, ?2 how many.
