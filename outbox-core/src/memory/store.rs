@@ -18,7 +18,7 @@ use crate::{
 
 /// An outbox table in memory. Cloning gives another handle on the same table.
 ///
-/// It is [`Writer`], [`Inbox`] and [`Store`] in one. Its clock starts at a fixed time in the past and moves with
+/// It is [`Writer`], [`Inbox`](crate::Inbox) and [`Store`] in one. Its clock starts at a fixed time in the past and moves with
 /// tokio's, so that paused time works: see [`now`](Self::now).
 #[derive(Clone)]
 pub struct MemoryStore(pub(super) Arc<Shared>);
