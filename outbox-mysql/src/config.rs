@@ -7,31 +7,50 @@ use std::time::Duration;
 use outbox_core::{InboxTable, StoreError};
 use sqlx::mysql::MySqlConnectOptions;
 
-/// Where the outbox is, and how it is kept.
+/// Where the outbox is, and how it is used. Writers, relay, inbox and operator use equal settings.
 ///
 /// ```
 /// use outbox_mysql::{Keep, MySqlConfig};
-/// let config = MySqlConfig::new("mysql://relay:secret@db/shop?ssl-mode=VERIFY_IDENTITY")?
-///     .with_table("shop_outbox")?
+/// let config = MySqlConfig::from_url("mysql://relay:secret@db/shop?ssl-mode=VERIFY_IDENTITY")?
+///     .with_table("shop_outbox")
 ///     .with_keep(Keep::Archive);
+/// assert_eq!(config.table, "shop_outbox");
 /// assert!(!format!("{config:?}").contains("secret"));
-/// # Ok::<(), outbox_mysql::InvalidConfig>(())
+/// # Ok::<(), outbox_core::StoreError>(())
 /// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct MySqlConfig {
-    pub(crate) connect: MySqlConnectOptions,
-    pub(crate) database: String,
-    pub(crate) table: String,
-    pub(crate) lanes: u16,
-    pub(crate) payload: PayloadType,
-    pub(crate) keep: Keep,
-    pub(crate) pin_server: bool,
-    pub(crate) pool_size: u32,
-    pub(crate) connect_timeout: Duration,
-    pub(crate) statement_timeout: Duration,
-    pub(crate) lock_timeout: Duration,
-    pub(crate) migrate_timeout: Duration,
+    /// How to connect: server, database, user, TLS. The tables are in this database, so it must be named.
+    pub connect: MySqlConnectOptions,
+    /// The outbox table, and the prefix of the tables beside it (`<table>_lanes`, …), at most
+    /// [`Self::MAX_TABLE_CHARS`]. Default: `outbox`.
+    pub table: String,
+    /// Lanes of the table, 1 to [`Self::MAX_LANES`], fixed when it is created. Default: 16.
+    pub lanes: u16,
+    /// The type of the payload column, fixed when the table is created. Default: [`PayloadType::LongText`].
+    pub payload: PayloadType,
+    /// What becomes of delivered events. Default: [`Keep::Delete`].
+    pub keep: Keep,
+    /// Whether another server (another `server_uuid`) is refused until [`Schema::adopt`](crate::Schema::adopt) accepts it:
+    /// a restored backup, or a copy. Turn it off where a replica may be promoted, which looks the same. MariaDB has no
+    /// such identity, and nothing is compared there. Default: yes.
+    pub pin_server: bool,
+    /// Connections of one store at most, at least 2: one of them serves leases and nothing else, so that slow claims
+    /// and settlements cannot cost a lease. A relay needs four a pipeline. Default: 5.
+    pub pool_size: u32,
+    /// How long to wait for a connection. Default: 3 s.
+    pub connect_timeout: Duration,
+    /// How long one statement may run. Default: 4 s, just below the relay's own deadline
+    /// (`Timing::statement_deadline`), so that the error tells the reason. MySQL itself ends reads only; a write that
+    /// runs for longer loses its connection.
+    pub statement_timeout: Duration,
+    /// How long a statement waits for a lock, in whole seconds, at least one: so that an operator's open transaction
+    /// costs one statement and not the lease. Default: 2 s.
+    pub lock_timeout: Duration,
+    /// How long one statement of [`Schema::migrate`](crate::Schema::migrate) and `adopt` may run: building an index on
+    /// a full table, or waiting for another migration. Default: 5 min.
+    pub migrate_timeout: Duration,
 }
 
 /// The type of the payload column, chosen when the table is created.
@@ -76,34 +95,11 @@ impl MySqlConfig {
     /// The longest table name in characters: names have 64 at most, and the longest suffix takes 8.
     pub const MAX_TABLE_CHARS: usize = 56;
 
-    /// The outbox at this URL: `mysql://user:password@host:port/database?ssl-mode=VERIFY_IDENTITY&ssl-ca=/path`.
-    ///
-    /// # Errors
-    ///
-    /// When the URL cannot be read or names no database; the error does not repeat it.
-    pub fn new(url: &str) -> Result<Self, InvalidConfig> {
-        let connect = MySqlConnectOptions::from_str(url).map_err(|_| {
-            InvalidConfig::new(
-                "url",
-                "cannot be read; expected mysql://user:password@host:port/database?ssl-mode=…",
-            )
-        })?;
-        Self::with_options(connect)
-    }
-
-    /// The outbox that these options connect to.
-    ///
-    /// # Errors
-    ///
-    /// When they name no database.
-    pub fn with_options(connect: MySqlConnectOptions) -> Result<Self, InvalidConfig> {
-        let database = connect.get_database().unwrap_or_default().to_owned();
-        if database.is_empty() {
-            return Err(InvalidConfig::new("url", "names no database; it stands behind the port"));
-        }
-        Ok(Self {
+    /// The outbox that these options connect to, with the default of every setting.
+    #[must_use]
+    pub fn new(connect: MySqlConnectOptions) -> Self {
+        Self {
             connect,
-            database,
             table: "outbox".to_owned(),
             lanes: 16,
             payload: PayloadType::default(),
@@ -114,99 +110,122 @@ impl MySqlConfig {
             statement_timeout: Duration::from_secs(4),
             lock_timeout: Duration::from_secs(2),
             migrate_timeout: Duration::from_secs(300),
-        })
-    }
-
-    /// The name of the outbox table; the other tables carry it in front of theirs. Default: `outbox`.
-    ///
-    /// # Errors
-    ///
-    /// When the name is empty, longer than [`Self::MAX_TABLE_CHARS`], ends with a space or holds a NUL.
-    pub fn with_table(mut self, table: &str) -> Result<Self, InvalidConfig> {
-        check_name(table, Self::MAX_TABLE_CHARS)
-            .map_err(|reason| InvalidConfig::new("table", reason))?;
-        table.clone_into(&mut self.table);
-        Ok(self)
-    }
-
-    /// How many lanes the table has, fixed when it is created. Default: 16.
-    ///
-    /// # Errors
-    ///
-    /// When it is 0 or more than [`Self::MAX_LANES`].
-    pub fn with_lanes(mut self, lanes: u16) -> Result<Self, InvalidConfig> {
-        if lanes == 0 || lanes > Self::MAX_LANES {
-            let reason = format!("is {lanes}, 1 to {} are allowed", Self::MAX_LANES);
-            return Err(InvalidConfig::new("lanes", reason));
         }
-        self.lanes = lanes;
-        Ok(self)
     }
 
-    /// The type of the payload column, fixed when the table is created. Default: `longtext`.
+    /// The outbox at this URL: `mysql://user:password@host:port/database?ssl-mode=VERIFY_IDENTITY&ssl-ca=/path`.
+    ///
+    /// # Errors
+    ///
+    /// When the URL cannot be read; the error does not repeat it.
+    pub fn from_url(url: &str) -> Result<Self, StoreError> {
+        let connect = MySqlConnectOptions::from_str(url).map_err(|_| {
+            StoreError::misconfigured(
+                "the database url is no mysql url: write mysql://user:password@host:port/database?ssl-mode=…",
+            )
+        })?;
+        Ok(Self::new(connect))
+    }
+
+    /// With this table name.
+    #[must_use]
+    pub fn with_table(mut self, table: impl Into<String>) -> Self {
+        self.table = table.into();
+        self
+    }
+
+    /// With this many lanes.
+    #[must_use]
+    pub fn with_lanes(mut self, lanes: u16) -> Self {
+        self.lanes = lanes;
+        self
+    }
+
+    /// With this type of the payload column.
     #[must_use]
     pub fn with_payload(mut self, payload: PayloadType) -> Self {
         self.payload = payload;
         self
     }
 
-    /// What becomes of delivered events. Default: they are deleted.
+    /// With this fate of delivered events.
     #[must_use]
     pub fn with_keep(mut self, keep: Keep) -> Self {
         self.keep = keep;
         self
     }
 
-    /// Whether another server (another `server_uuid`) is refused until [`Schema::adopt`](crate::Schema::adopt) accepts it:
-    /// a restored backup, or a copy. Turn it off where a replica may be promoted, which looks the same. MariaDB has no
-    /// such identity, and nothing is compared there. Default: yes.
+    /// With another server refused until it is adopted, or accepted.
     #[must_use]
     pub fn with_pin_server(mut self, pin_server: bool) -> Self {
         self.pin_server = pin_server;
         self
     }
 
-    /// Connections of one store at most, at least 2: one of them serves leases and nothing else, so that slow claims
-    /// and settlements cannot cost a lease. A relay needs four a pipeline. Default: 5.
+    /// With this many connections at most.
     #[must_use]
     pub fn with_pool_size(mut self, pool_size: u32) -> Self {
-        self.pool_size = pool_size.max(2);
+        self.pool_size = pool_size;
         self
     }
 
-    /// How long to wait for a connection. Default: 3 s.
+    /// With this patience for a connection.
     #[must_use]
     pub fn with_connect_timeout(mut self, connect_timeout: Duration) -> Self {
         self.connect_timeout = connect_timeout;
         self
     }
 
-    /// How long one statement may run. Default: 4 s, just below the relay's own deadline, so that the error tells the
-    /// reason. MySQL itself ends reads only; a write that runs for longer loses its connection.
+    /// With this limit for a statement.
     #[must_use]
     pub fn with_statement_timeout(mut self, statement_timeout: Duration) -> Self {
         self.statement_timeout = statement_timeout;
         self
     }
 
-    /// How long a statement of the relay waits for a lock, in whole seconds, at least one: so that an operator's open
-    /// transaction costs one statement and not the lease. Default: 2 s.
+    /// With this patience for locks.
     #[must_use]
     pub fn with_lock_timeout(mut self, lock_timeout: Duration) -> Self {
         self.lock_timeout = lock_timeout;
         self
     }
 
-    /// How long one statement of [`Schema::migrate`](crate::Schema::migrate) and `adopt` may run: building an index on
-    /// a full table, or waiting for another migration. Default: 5 min.
+    /// With this limit for a statement of a migration.
     #[must_use]
     pub fn with_migrate_timeout(mut self, migrate_timeout: Duration) -> Self {
         self.migrate_timeout = migrate_timeout;
         self
     }
 
+    pub(crate) fn validate(&self) -> Result<(), StoreError> {
+        if self.database().is_empty() {
+            return Err(StoreError::misconfigured(
+                "the database url names no database: write it behind the port, mysql://user:password@host:port/database",
+            ));
+        }
+        check_name("table", &self.table, Self::MAX_TABLE_CHARS)?;
+        if !(1..=Self::MAX_LANES).contains(&self.lanes) {
+            let (lanes, most) = (self.lanes, Self::MAX_LANES);
+            return Err(StoreError::misconfigured(format!(
+                "lanes is {lanes}, 1 to {most} are possible"
+            )));
+        }
+        if self.pool_size < 2 {
+            let size = self.pool_size;
+            return Err(StoreError::misconfigured(format!(
+                "pool_size is {size}, at least 2 are needed: one connection serves leases only"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The database of all tables.
+    pub(crate) fn database(&self) -> &str {
+        self.connect.get_database().unwrap_or_default()
+    }
+
     pub(crate) fn names(&self) -> Names {
-        Names::new(&self.database, &self.table)
+        Names::new(self.database(), &self.table)
     }
 
     /// The inbox beside the outbox.
@@ -217,11 +236,10 @@ impl MySqlConfig {
     /// The names of an inbox as they stand in a statement, its table with the database.
     pub(crate) fn quoted(&self, inbox: &InboxTable) -> Result<InboxTable, StoreError> {
         for (what, name) in inbox.names() {
-            check_name(name, MAX_NAME_CHARS)
-                .map_err(|reason| StoreError::misconfigured(format!("{what} {reason}")))?;
+            check_name(what, name, MAX_NAME_CHARS)?;
         }
         let mut quoted = inbox.quoted(quote);
-        quoted.table = format!("{}.{}", quote(&self.database), quoted.table);
+        quoted.table = format!("{}.{}", quote(self.database()), quoted.table);
         Ok(quoted)
     }
 }
@@ -231,8 +249,8 @@ impl fmt::Debug for MySqlConfig {
         f.debug_struct("MySqlConfig")
             .field("host", &self.connect.get_host())
             .field("port", &self.connect.get_port())
+            .field("database", &self.connect.get_database())
             .field("user", &self.connect.get_username())
-            .field("database", &self.database)
             .field("table", &self.table)
             .field("lanes", &self.lanes)
             .field("payload", &self.payload)
@@ -247,35 +265,15 @@ impl fmt::Debug for MySqlConfig {
     }
 }
 
-/// A setting that cannot be.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("setting {setting} {reason}")]
-pub struct InvalidConfig {
-    setting: &'static str,
-    reason: String,
-}
-
-impl InvalidConfig {
-    fn new(setting: &'static str, reason: impl Into<String>) -> Self {
-        Self { setting, reason: reason.into() }
-    }
-
-    /// The setting.
-    #[must_use]
-    pub fn setting(&self) -> &'static str {
-        self.setting
-    }
-}
-
-fn check_name(name: &str, max: usize) -> Result<(), String> {
+fn check_name(setting: &str, name: &str, max: usize) -> Result<(), StoreError> {
     if !(1..=max).contains(&name.chars().count())
         || name.contains('\0')
         || name.ends_with(' ')
         || name.chars().any(|c| u32::from(c) > 0xffff)
     {
-        return Err(format!(
-            "{name:?} must have 1 to {max} characters of the basic plane, no NUL, no space at its end"
-        ));
+        return Err(StoreError::misconfigured(format!(
+            "{setting} name {name:?} must have 1 to {max} characters of the basic plane, no NUL and no space at its end"
+        )));
     }
     Ok(())
 }
@@ -340,10 +338,6 @@ pub(crate) fn literal(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn config() -> MySqlConfig {
-        MySqlConfig::new("mysql://relay:hunter2@db/shop").unwrap()
-    }
-
     /// H162: a name is quoted, never pasted.
     #[test]
     fn a_name_with_quotes_stays_one_identifier() {
@@ -353,26 +347,32 @@ mod tests {
     }
 
     #[test]
-    fn names_that_mysql_would_refuse_are_refused() {
-        assert!(config().with_table(&"x".repeat(56)).is_ok());
-        for table in ["", &"x".repeat(57), "a\0", "a ", "\u{1f980}"] {
-            assert!(config().with_table(table).is_err(), "{table:?}");
-        }
-        assert!(MySqlConfig::new("mysql://relay@db").is_err(), "no database");
-    }
-
-    #[test]
-    fn impossible_lane_counts_are_refused() {
-        for (lanes, possible) in [(0, false), (1, true), (256, true), (257, false)] {
-            assert_eq!(config().with_lanes(lanes).is_ok(), possible, "{lanes}");
+    fn settings_out_of_range_are_refused() {
+        let config = || MySqlConfig::new(MySqlConnectOptions::new().database("shop"));
+        assert!(config().with_table("x".repeat(56)).validate().is_ok());
+        assert!(config().with_lanes(256).with_pool_size(2).validate().is_ok());
+        for wrong in [
+            MySqlConfig::new(MySqlConnectOptions::new()),
+            config().with_table("x".repeat(57)),
+            config().with_table(""),
+            config().with_table("a\0"),
+            // MySQL itself refuses these two.
+            config().with_table("a "),
+            config().with_table("\u{1f980}"),
+            config().with_lanes(0),
+            config().with_lanes(257),
+            config().with_pool_size(1),
+        ] {
+            assert!(wrong.validate().is_err(), "{wrong:?}");
         }
     }
 
     /// H163: neither Debug nor an error shows a password.
     #[test]
     fn no_secret_shows() {
-        assert!(!format!("{:?}", config()).contains("hunter2"));
-        let error = MySqlConfig::new("mysql://relay:hunter2@db:port/shop").unwrap_err();
+        let config = MySqlConfig::from_url("mysql://relay:hunter2@db/shop").unwrap();
+        assert!(!format!("{config:?}").contains("hunter2"));
+        let error = MySqlConfig::from_url("mysql://relay:hunter2@db:port/shop").unwrap_err();
         assert!(!format!("{error:?} {error}").contains("hunter2"));
     }
 }

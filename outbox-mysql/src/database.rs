@@ -220,7 +220,7 @@ fn give_back(mut connection: PoolConnection<MySql>) {
 
 /// Host, port and database.
 fn place(config: &MySqlConfig) -> String {
-    let MySqlConfig { connect, database, .. } = config;
+    let (connect, database) = (&config.connect, config.database());
     match connect.get_socket() {
         Some(socket) => format!("{}/{database}", socket.display()),
         None => format!("{}:{}/{database}", connect.get_host(), connect.get_port()),

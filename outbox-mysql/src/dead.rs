@@ -23,13 +23,17 @@ pub struct DeadLetters {
 }
 
 impl DeadLetters {
-    /// The dead letters of the outbox that `config` names.
-    #[must_use]
-    pub fn new(config: &MySqlConfig) -> Self {
-        Self {
-            database: Database::new(config, 2),
+    /// The dead letters of the outbox that `config` names. Call it within a Tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when a setting is out of range.
+    pub fn new(config: &MySqlConfig) -> Result<Self, StoreError> {
+        config.validate()?;
+        Ok(Self {
+            database: Database::new(config, config.pool_size),
             statements: Arc::new(DeadStatements::new(config)),
-        }
+        })
     }
 
     /// The dead letters that `filter` lets through, in the order of their death.

@@ -21,7 +21,7 @@ use crate::{row, sql};
 /// # use outbox_core::{Inbox as _, Seen};
 /// # use outbox_mysql::{MySqlConfig, MySqlInbox};
 /// # async fn handle(config: &MySqlConfig, pool: sqlx::MySqlPool, id: &str) -> Result<(), Box<dyn std::error::Error>> {
-/// let inbox = MySqlInbox::new(config);
+/// let inbox = MySqlInbox::new(config)?;
 /// match inbox.once(pool.begin().await?, "billing", id).await? {
 ///     Seen::First(mut tx) => {
 ///         sqlx::query("update accounts set cents = cents + 1250").execute(&mut *tx).await?;
@@ -69,10 +69,13 @@ pub struct MySqlInbox {
 
 impl MySqlInbox {
     /// The inbox beside the outbox table that `config` names; [`crate::Schema::migrate`] creates both.
-    #[must_use]
-    pub fn new(config: &MySqlConfig) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when a setting is out of range.
+    pub fn new(config: &MySqlConfig) -> Result<Self, StoreError> {
+        config.validate()?;
         Self::on(config, config.inbox(), Some(MAX_MARK_BYTES))
-            .expect("names made from the setting table fit")
     }
 
     /// In this table of the same database, which is there already. It is looked at before the first mark: its key must be

@@ -1,5 +1,42 @@
 //! MySQL (8.0.21 and later) and MariaDB (10.11 and later) as the outbox's database, through sqlx.
 //!
+//! An application appends events in the transactions of its own pool; a relay publishes them:
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use outbox_core::memory::MemoryPublisher;
+//! use outbox_core::{NewEvent, Relay};
+//! use outbox_mysql::{MySqlConfig, MySqlOutbox, MySqlStore, Schema};
+//! use serde_json::json;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let url = "mysql://shop:secret@localhost/shop";
+//! let config = MySqlConfig::from_url(url)?;
+//! // Creates what is missing; any number of processes may do so at once.
+//! Schema::new(&config)?.migrate().await?;
+//!
+//! // The event is written if, and only if, the change is.
+//! let pool = sqlx::MySqlPool::connect(url).await?;
+//! let outbox = MySqlOutbox::new(&config)?;
+//! let mut tx = outbox.begin(&pool).await?;
+//! sqlx::query("update orders set state = 'paid' where id = 7").execute(&mut *tx).await?;
+//! let event = NewEvent::json("order", "7", "OrderPaid", &json!({ "cents": 1250 }))?;
+//! outbox.append(&mut tx, &[event]).await?;
+//! outbox.commit(tx).await?;
+//!
+//! // In this process or in another: any number of relays share the table.
+//! let publisher = Arc::new(MemoryPublisher::new());
+//! Relay::new(Arc::new(MySqlStore::new(&config)?), publisher).run(std::future::pending()).await?;
+//! # Ok(()) }
+//! ```
+//!
+//! Whoever consumes what the relay publishes sees an event again now and then: [`MySqlInbox`] makes its effect happen
+//! once. [`DeadLetters`] is for operators. Sessions, open writers, rights and what is refused: `docs/schema-mysql.md`.
+//!
+//! # How it is built
+//!
 //! | file | what is there |
 //! |---|---|
 //! | `config.rs` | [`MySqlConfig`]: every setting, with unit and default |
@@ -29,7 +66,7 @@ mod sql;
 mod store;
 mod writer;
 
-pub use config::{InvalidConfig, Keep, MySqlConfig, PayloadType};
+pub use config::{Keep, MySqlConfig, PayloadType};
 pub use dead::DeadLetters;
 pub use inbox::MySqlInbox;
 pub use outbox_core::{BlockedHead, DeadLetter, DeadLetterFilter, Drift};

@@ -1,7 +1,5 @@
 //! The tables: printed, created, compared, adopted.
 
-use std::sync::Arc;
-
 use outbox_core::{Drift, StoreError, is_finish_marker};
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
@@ -15,21 +13,24 @@ use crate::sql::ddl;
 /// The tables of one outbox.
 #[derive(Debug)]
 pub struct Schema {
-    config: Arc<MySqlConfig>,
+    config: MySqlConfig,
     database: Database,
 }
 
 impl Schema {
-    /// The tables that `config` names.
-    #[must_use]
-    pub fn new(config: MySqlConfig) -> Self {
-        let mut patient = config.clone();
-        patient.statement_timeout = config.migrate_timeout;
-        Self { database: Database::new(&patient, 1), config: Arc::new(config) }
+    /// The tables that `config` names. Call it within a Tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when a setting is out of range.
+    pub fn new(config: &MySqlConfig) -> Result<Self, StoreError> {
+        config.validate()?;
+        let patient = config.clone().with_statement_timeout(config.migrate_timeout);
+        Ok(Self { database: Database::new(&patient, 1), config: config.clone() })
     }
 
     pub(crate) fn on(config: MySqlConfig, database: Database) -> Self {
-        Self { config: Arc::new(config), database }
+        Self { config, database }
     }
 
     /// Everything that [`migrate`](Self::migrate) does, as SQL to read, to review or to run by other means: for both servers,
@@ -69,11 +70,11 @@ impl Schema {
     ///
     /// `Misconfigured` when the database is a copy of another one, or a replica; `Unavailable` when it does not answer.
     pub async fn check(&self) -> Result<Vec<Drift>, StoreError> {
-        let config = Arc::clone(&self.config);
+        let config = self.config.clone();
         let (refusal, drift) = self
             .database
             .run("check", move |connection| {
-                let config = Arc::clone(&config);
+                let config = config.clone();
                 Box::pin(async move {
                     let survey = one(connection, ddl::survey(&config)).await?;
                     let mut drift = drift::find(connection, &config).await?;
@@ -89,11 +90,11 @@ impl Schema {
     }
 
     async fn create(&self, adopt: bool) -> Result<(), StoreError> {
-        let config = Arc::clone(&self.config);
+        let config = self.config.clone();
         let refusal = self
             .database
             .run("migrate", move |connection| {
-                let config = Arc::clone(&config);
+                let config = config.clone();
                 Box::pin(async move {
                     lock(connection, &config).await?;
                     let created = create(connection, &config, adopt).await;

@@ -24,7 +24,7 @@ mod settle;
 
 /// An outbox table in MySQL or MariaDB.
 ///
-/// Connects when it is first used. Statements go on when their futures are dropped: see `database.rs`.
+/// Statements go on when their futures are dropped: see `database.rs`.
 ///
 /// Where the user may read `performance_schema.metadata_locks` and the server keeps it (MySQL does by default, MariaDB when
 /// told to), the store names open writers. Everywhere else each claim lists the positions of its lanes from the start.
@@ -40,17 +40,22 @@ pub struct MySqlStore {
 }
 
 impl MySqlStore {
-    /// The store of this table.
-    #[must_use]
-    pub fn new(config: MySqlConfig) -> Self {
-        Self {
-            database: Database::new(&config, config.pool_size - 1),
-            leases: Database::new(&config, 1),
-            statements: Arc::new(Statements::new(&config)),
+    /// The store over the outbox that `config` names. It connects when it is first used; [`Store::join`] checks the
+    /// tables. Call it within a Tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when a setting is out of range.
+    pub fn new(config: &MySqlConfig) -> Result<Self, StoreError> {
+        config.validate()?;
+        Ok(Self {
+            database: Database::new(config, config.pool_size - 1),
+            leases: Database::new(config, 1),
+            statements: Arc::new(Statements::new(config)),
             expected: Arc::default(),
             watermark: probe::Source::default(),
-            config,
-        }
+            config: config.clone(),
+        })
     }
 }
 

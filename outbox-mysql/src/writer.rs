@@ -31,7 +31,7 @@ const STATEMENT_OVERHEAD: usize = 1024;
 /// # use outbox_core::NewEvent;
 /// # use outbox_mysql::{MySqlConfig, MySqlOutbox};
 /// # async fn order(config: &MySqlConfig, pool: sqlx::MySqlPool) -> Result<(), Box<dyn std::error::Error>> {
-/// let outbox = MySqlOutbox::new(config);
+/// let outbox = MySqlOutbox::new(config)?;
 /// let mut tx = pool.begin().await?;
 /// sqlx::query("update orders set state = 'paid' where id = 7").execute(&mut *tx).await?;
 /// outbox.append(&mut tx, &[NewEvent::json("order", "7", "OrderPaid", &["7"])?]).await?;
@@ -66,17 +66,21 @@ pub struct MySqlOutbox {
 }
 
 impl MySqlOutbox {
-    /// The writer of this table; the connection comes with each transaction.
-    #[must_use]
-    pub fn new(config: &MySqlConfig) -> Self {
-        Self {
+    /// The writer of the outbox that `config` names; the connection comes with each transaction.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` when a setting is out of range.
+    pub fn new(config: &MySqlConfig) -> Result<Self, StoreError> {
+        config.validate()?;
+        Ok(Self {
             insert: sql::append(config, 1).into(),
             insert_many: sql::append(config, ROWS).into(),
             table: config.names().live.into(),
             packet: Arc::new(AtomicUsize::new(SMALLEST_PACKET)),
             config: config.clone(),
             hint: None,
-        }
+        })
     }
 
     /// Tells a relay of the same process by this hint: [`append`](Self::append) arms it, [`commit`](Self::commit) fires it.

@@ -95,9 +95,9 @@ impl Harness {
         let (_, address) = base.rsplit_once('@').unwrap();
         let url = format!("mysql://{user}:kit@{address}/{name}");
         let admin_url = format!("{base}/{name}");
-        let config = MySqlConfig::new(&url).unwrap().with_payload(payload).with_pool_size(3);
-        Schema::new(config.clone()).migrate().await.unwrap();
-        let store = Arc::new(MySqlStore::new(config.clone()));
+        let config = MySqlConfig::from_url(&url).unwrap().with_payload(payload).with_pool_size(3);
+        Schema::new(&config).unwrap().migrate().await.unwrap();
+        let store = Arc::new(MySqlStore::new(&config).unwrap());
         // Only then it knows whether the server tells of writers.
         store.probe(0).await.unwrap();
         // Nothing that sqlx would set: the application's sessions are as the server makes them.
@@ -108,15 +108,15 @@ impl Harness {
             .pipes_as_concat(false)
             .no_engine_substitution(false);
         let pool = MySqlPoolOptions::new().connect_lazy_with(application);
-        let letters = DeadLetters::new(&config);
+        let letters = DeadLetters::new(&config).unwrap();
         Self { letters, store, config, payload, pool, name, user, url, admin_url }
     }
 
     pub(crate) async fn transaction(&self) -> HarnessTransaction {
         HarnessTransaction {
             transaction: self.pool.begin().await.unwrap(),
-            outbox: MySqlOutbox::new(&self.config),
-            inbox: MySqlInbox::new(&self.config),
+            outbox: MySqlOutbox::new(&self.config).unwrap(),
+            inbox: MySqlInbox::new(&self.config).unwrap(),
         }
     }
 
@@ -139,7 +139,7 @@ impl StoreHarness for Harness {
     }
 
     async fn second_store(&self) -> Arc<dyn Store> {
-        Arc::new(MySqlStore::new(self.config.clone()))
+        Arc::new(MySqlStore::new(&self.config).unwrap())
     }
 
     async fn begin(&self) -> Box<dyn WriterTransaction> {
@@ -216,7 +216,7 @@ impl InboxHarness for Harness {
     }
 
     async fn purge(&self, older_than: Duration) -> Option<Result<Purged, StoreError>> {
-        Some(MySqlInbox::new(&self.config).purge(&self.pool, older_than).await)
+        Some(MySqlInbox::new(&self.config).unwrap().purge(&self.pool, older_than).await)
     }
 
     async fn age(&self, by: Duration) {

@@ -90,7 +90,7 @@ async fn without_the_right_to_see_locks_there_is_no_watermark() {
     let outbox = Harness::new(&shared(MYSQL), PayloadType::LongText).await;
     let revoke = format!("revoke select on performance_schema.* from {}@'127.0.0.1'", outbox.user);
     outbox.execute(&revoke).await;
-    let store = MySqlStore::new(outbox.config.clone());
+    let store = MySqlStore::new(&outbox.config).unwrap();
     assert_eq!(store.probe(7).await.unwrap().top, 7);
     assert_eq!(store.capabilities().watermark, Watermark::None);
     commit(&outbox, &[event("a")]).await;

@@ -17,7 +17,7 @@ fn store(outbox: &Harness, password: &str, parameters: &str) -> MySqlStore {
     let server = shared(MYSQL);
     let address = server.rsplit_once('@').unwrap().1.rsplit_once('/').unwrap().0.to_owned();
     let url = format!("mysql://{}:{password}@{address}/{}?{parameters}", outbox.user, outbox.name);
-    MySqlStore::new(MySqlConfig::new(&url).unwrap())
+    MySqlStore::new(&MySqlConfig::from_url(&url).unwrap()).unwrap()
 }
 
 /// H198: with the server's certificate verified; a password that the server has not cached yet.
@@ -71,8 +71,9 @@ async fn no_connection_names_place_and_reason() {
             (format!("{server}/{}", outbox.name), vec!["refuses the user"]),
         ] {
             let url = format!("mysql://{}:hunter2@{place}", outbox.user);
-            let config = MySqlConfig::new(&url).unwrap();
-            let store = MySqlStore::new(config.with_connect_timeout(Duration::from_secs(1)));
+            let config =
+                MySqlConfig::from_url(&url).unwrap().with_connect_timeout(Duration::from_secs(1));
+            let store = MySqlStore::new(&config).unwrap();
             let text = chain(&store.claim(&everything(16)).await.unwrap_err());
             for named in named.into_iter().chain([place.as_str()]) {
                 assert!(text.contains(named), "{named}: {text}");

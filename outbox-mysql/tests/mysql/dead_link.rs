@@ -21,9 +21,9 @@ async fn a_link_that_swallows_everything_costs_no_connection_for_good() {
     for outbox in both().await {
         commit(&outbox, &[event("a")]).await;
         let link = Link::open(&outbox.url).await;
-        let config = MySqlConfig::new(&link.url).unwrap();
+        let config = MySqlConfig::from_url(&link.url).unwrap();
         let config = config.with_pool_size(2).with_statement_timeout(Duration::from_secs(1));
-        let store = Arc::new(MySqlStore::new(config));
+        let store = Arc::new(MySqlStore::new(&config).unwrap());
         for result in claims(&store).await {
             assert_eq!(result, Ok(1), "the link is good");
         }

@@ -12,7 +12,7 @@ use crate::common::{Harness, hostile_mysql};
 
 async fn inbox(harness: &Harness) -> MySqlInbox {
     harness.execute("create table effects (event_id varchar(9)) engine = innodb").await;
-    MySqlInbox::new(&harness.config)
+    MySqlInbox::new(&harness.config).unwrap()
 }
 
 async fn effect(tx: &mut Transaction<'static, MySql>, id: &str) {
@@ -127,7 +127,7 @@ async fn a_table_of_the_applications_own_keeps_the_marks() {
                handler varchar(100) {BYTEWISE}, at datetime(6), unique (message, handler)) engine = innodb"
         );
         harness.execute(&create).await;
-        let own = || MySqlInbox::new(&harness.config);
+        let own = || MySqlInbox::new(&harness.config).unwrap();
         let one = InboxTable::of_one("billing", "processed_events", "event_id");
         let shared = InboxTable::shared("Handled `x", "handler", "message").with_seen_at("at");
         for (table, second) in [(one, None), (shared, Some(true))] {
@@ -168,7 +168,7 @@ async fn a_table_that_cannot_be_an_inbox_is_refused_with_the_reason() {
             ("no_rollback", "make it InnoDB"),
             ("nowhere", "the table does not exist"),
         ] {
-            let own = MySqlInbox::new(&harness.config);
+            let own = MySqlInbox::new(&harness.config).unwrap();
             let inbox = own.with_table(InboxTable::of_one("billing", table, "event_id")).unwrap();
             let tx = harness.pool.begin().await.unwrap();
             let error = inbox.once(tx, "billing", "1").await.unwrap_err();
@@ -176,7 +176,7 @@ async fn a_table_that_cannot_be_an_inbox_is_refused_with_the_reason() {
             let text = error.to_string();
             assert!(text.contains(table) && text.contains(reason), "{text}");
         }
-        let own = MySqlInbox::new(&harness.config);
+        let own = MySqlInbox::new(&harness.config).unwrap();
         assert!(own.with_table(InboxTable::of_one("billing", "x".repeat(65), "event_id")).is_err());
     }
 }
@@ -188,7 +188,7 @@ async fn an_id_that_its_column_would_cut_is_refused() {
     let create =
         format!("create table seen (event_id varchar(36) {BYTEWISE} primary key) engine = innodb");
     harness.execute(&create).await;
-    let inbox = MySqlInbox::new(&harness.config);
+    let inbox = MySqlInbox::new(&harness.config).unwrap();
     let inbox = inbox.with_table(InboxTable::of_one("billing", "seen", "event_id")).unwrap();
     for (id, fits) in [("ä".repeat(36), true), ("ä".repeat(37), false)] {
         let mut tx = harness.pool.begin().await.unwrap();
@@ -224,7 +224,7 @@ async fn a_purge_reads_what_it_removes() {
         let options = harness.pool.connect_options().as_ref().clone();
         let one = MySqlPoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
         sqlx::raw_sql("flush status").execute(&one).await.unwrap();
-        let inbox = MySqlInbox::new(&harness.config).with_purge_batch(100);
+        let inbox = MySqlInbox::new(&harness.config).unwrap().with_purge_batch(100);
         assert_eq!(inbox.purge(&one, HOUR).await.unwrap(), Purged::new(1_000, false));
         let read = "select cast(sum(variable_value) as signed) from";
         let status = "session_status where variable_name like 'handler_read%'";
@@ -255,7 +255,7 @@ async fn hold_an_old_mark(harness: &Harness) -> Transaction<'static, MySql> {
 #[tokio::test]
 async fn a_purge_that_finds_another_at_work_makes_way() {
     for harness in both().await {
-        let inbox = MySqlInbox::new(&harness.config);
+        let inbox = MySqlInbox::new(&harness.config).unwrap();
         let consumer = hold_an_old_mark(&harness).await;
         let stuck = {
             let (pool, inbox) = (harness.pool.clone(), inbox.clone());
@@ -287,7 +287,7 @@ async fn a_purge_that_finds_another_at_work_makes_way() {
 #[tokio::test]
 async fn a_dropped_purge_gives_its_lock_back() {
     for harness in both().await {
-        let inbox = MySqlInbox::new(&harness.config);
+        let inbox = MySqlInbox::new(&harness.config).unwrap();
         let consumer = hold_an_old_mark(&harness).await;
         let given_up =
             tokio::time::timeout(Duration::from_millis(300), inbox.purge(&harness.pool, HOUR));

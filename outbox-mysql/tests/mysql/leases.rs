@@ -14,7 +14,7 @@ use super::{LEASE, both};
 async fn of_two_overlapping_pipelines_that_join_at_once_one_is_refused() {
     for outbox in both().await {
         let join = |name: &str| {
-            let store = MySqlStore::new(outbox.config.clone());
+            let store = MySqlStore::new(&outbox.config).unwrap();
             let worker = Worker::new(Pipeline::new(name).unwrap(), name);
             tokio::spawn(async move { store.join(&worker).await.is_ok() })
         };
@@ -40,7 +40,7 @@ async fn of_two_overlapping_pipelines_that_thaw_at_once_one_is_refused() {
             "start transaction; select value from outbox_meta where name = 'lanes' for update";
         sqlx::raw_sql(lock).execute(&mut joins).await.unwrap();
         let beats = workers.map(|worker| {
-            let store = Arc::new(MySqlStore::new(outbox.config.clone()));
+            let store = Arc::new(MySqlStore::new(&outbox.config).unwrap());
             tokio::spawn(async move { store.heartbeat(&worker, LEASE).await })
         });
         // The tables of InnoDB's waits are read from a cache that is not renewed while somebody keeps asking.

@@ -7,7 +7,7 @@ use super::{both, commit, delivered, event, everything, owner, pipeline, spread}
 use crate::common::Harness;
 
 fn schema(outbox: &Harness, change: impl FnOnce(MySqlConfig) -> MySqlConfig) -> Schema {
-    Schema::new(change(outbox.config.clone()))
+    Schema::new(&change(outbox.config.clone())).unwrap()
 }
 
 /// H082: any number of processes may start at once, and again beside a writer whose transaction is open.
@@ -16,7 +16,7 @@ async fn eight_migrations_at_once_make_one_schema() {
     for outbox in both().await {
         let tasks: Vec<_> = (0..8)
             .map(|_| {
-                let schema = schema(&outbox, |config| config.with_table("orders").unwrap());
+                let schema = schema(&outbox, |config| config.with_table("orders"));
                 tokio::spawn(async move { schema.migrate().await })
             })
             .collect();
@@ -27,8 +27,8 @@ async fn eight_migrations_at_once_make_one_schema() {
         writer.outbox.append(&mut writer.transaction, &[event("open")]).await.unwrap();
         schema(&outbox, |config| config).migrate().await.unwrap();
         writer.transaction.commit().await.unwrap();
-        for config in [outbox.config.clone(), outbox.config.clone().with_table("orders").unwrap()] {
-            assert_eq!(Schema::new(config).check().await.unwrap(), []);
+        for config in [outbox.config.clone(), outbox.config.clone().with_table("orders")] {
+            assert_eq!(Schema::new(&config).unwrap().check().await.unwrap(), []);
         }
     }
 }
@@ -38,13 +38,17 @@ async fn the_printed_sql_makes_the_same_tables() {
     for outbox in both().await {
         for payload in [PayloadType::LongText, PayloadType::LongBlob] {
             let table = format!("my `{}`", payload.as_sql());
-            let config = outbox.config.clone().with_table(&table).unwrap().with_payload(payload);
-            let config = config.with_lanes(7).unwrap();
-            let schema = Schema::new(config.clone());
+            let config = outbox.config.clone().with_table(&table).with_payload(payload);
+            let config = config.with_lanes(7);
+            let schema = Schema::new(&config).unwrap();
             outbox.execute(&schema.sql()).await;
             outbox.execute(&schema.sql()).await;
             assert_eq!(schema.check().await.unwrap(), []);
-            let lanes = MySqlStore::new(config).join(&Worker::new(pipeline(), "w")).await.unwrap();
+            let lanes = MySqlStore::new(&config)
+                .unwrap()
+                .join(&Worker::new(pipeline(), "w"))
+                .await
+                .unwrap();
             assert_eq!(lanes, 7);
         }
     }
@@ -123,10 +127,8 @@ async fn a_trigger_before_insert_does_no_harm() {
 async fn tables_and_copies_of_others_are_refused_until_adopted() {
     for outbox in both().await {
         outbox.execute("create table legacy (id int primary key, processed_at datetime)").await;
-        let error = schema(&outbox, |config| config.with_table("legacy").unwrap())
-            .migrate()
-            .await
-            .unwrap_err();
+        let error =
+            schema(&outbox, |config| config.with_table("legacy")).migrate().await.unwrap_err();
         assert!(error.to_string().contains("processed_at"), "{error}");
 
         commit(&outbox, &[event("a")]).await;
@@ -148,7 +150,7 @@ async fn tables_and_copies_of_others_are_refused_until_adopted() {
 #[tokio::test]
 async fn delivered_events_can_be_kept() {
     for outbox in both().await {
-        let keeping = MySqlStore::new(outbox.config.clone().with_keep(Keep::Archive));
+        let keeping = MySqlStore::new(&outbox.config.clone().with_keep(Keep::Archive)).unwrap();
         let (worker, lanes) = owner(&outbox).await;
         commit(&outbox, &spread(5)).await;
         let events = outbox.store.claim(&everything(10)).await.unwrap().events;
