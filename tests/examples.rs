@@ -1,7 +1,14 @@
-//! The examples that need no server do what they say.
+//! The examples do what they say. `main_job` runs `postgres_kafka`, which needs a broker of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+use aws_config::Region;
+use aws_sdk_sqs::config::{Credentials, SharedCredentialsProvider};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
+
+#[expect(dead_code, reason = "its main reads the environment")]
+#[path = "../examples/postgres_sqs.rs"]
+mod postgres_sqs;
 #[expect(dead_code, reason = "its main only prints")]
 #[path = "../examples/saga.rs"]
 mod saga;
@@ -26,4 +33,43 @@ async fn a_consumer_reads_both_versions_of_an_event_as_the_newest() {
     let orders = versioned_events::run().await.unwrap();
     let read: Vec<_> = orders.iter().map(|order| (order.amount, order.currency.as_str())).collect();
     assert_eq!(read, [(1250, "EUR"), (80, "USD"), (399, "EUR")]);
+}
+
+/// In the queue of the first run there may be nothing that the second one stumbles over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shop_on_postgres_and_its_consumer_behind_sqs_run_twice() {
+    let database = postgres_database().await;
+    let sdk = postgres_sqs::sdk().await.into_builder();
+    let sdk = sdk
+        .endpoint_url(server("OUTBOX_TEST_SQS_ENDPOINT"))
+        .region(Region::new("us-east-1"))
+        .credentials_provider(SharedCredentialsProvider::new(Credentials::new(
+            "a", "b", None, None, "test",
+        )))
+        .build();
+    let queue = format!("{}.fifo", random());
+    for _ in 0..2 {
+        postgres_sqs::run(&database, &sdk, &queue).await.unwrap();
+    }
+}
+
+/// The URL of a new database.
+async fn postgres_database() -> String {
+    let server = server("OUTBOX_TEST_POSTGRES_URL");
+    let name = random();
+    let mut connection = PgConnection::connect(&server).await.unwrap();
+    let create = AssertSqlSafe(format!("create database {name}"));
+    sqlx::query(create).execute(&mut connection).await.unwrap();
+    let (host, _) = server.rsplit_once('/').expect("the URL names a database");
+    format!("{host}/{name}")
+}
+
+fn random() -> String {
+    format!("example_{:016x}", fastrand::u64(..))
+}
+
+fn server(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| {
+        panic!("{variable} is not set: run `cargo xtask test`, or `eval \"$(cargo xtask services start)\"` first")
+    })
 }
