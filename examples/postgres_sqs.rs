@@ -144,13 +144,7 @@ impl Consumer {
         while !(open.is_empty() && has_come_again) {
             for message in self.receive().await? {
                 let event = received(&message)?;
-                let order = event.key.as_deref().context("an event without an order")?;
-                let what = event.event_type.as_deref().context("an event without a type")?;
-                if self.book(&event).await? {
-                    println!("  {order}: {what}");
-                } else {
-                    println!("  {order}: {what} comes again, and is not booked again");
-                }
+                self.book(&event).await?;
                 let Some(first) = &first else {
                     first = Some(event.id);
                     self.give_back(&message).await?;
@@ -158,28 +152,32 @@ impl Consumer {
                 };
                 has_come_again |= *first == event.id;
                 self.delete(&message).await?;
-                if what == "OrderPaid.v1" {
-                    open.retain(|id| id != order);
+                if event.event_type.as_deref() == Some("OrderPaid.v1") {
+                    open.retain(|id| event.key.as_ref() != Some(id));
                 }
             }
         }
         Ok(())
     }
 
-    /// Mark and effect in one transaction; `false` when the event was booked before.
-    async fn book(&self, event: &ReceivedEvent) -> anyhow::Result<bool> {
+    /// Mark and effect in one transaction, unless the event was booked before.
+    async fn book(&self, event: &ReceivedEvent) -> anyhow::Result<()> {
+        let order = event.key.as_deref().context("an event without an order")?;
+        let what = event.event_type.as_deref().context("an event without a type")?;
         let tx = self.pool.begin().await?;
-        let id = event.id.to_string();
-        let Seen::First(mut tx) = self.inbox.once(tx, "bookkeeping", &id).await? else {
-            return Ok(false);
-        };
-        sqlx::query("insert into bookings (order_id, what) values ($1, $2)")
-            .bind(&event.key)
-            .bind(&event.event_type)
-            .execute(&mut *tx)
-            .await?;
-        tx.commit().await?;
-        Ok(true)
+        match self.inbox.once(tx, "bookkeeping", &event.id.to_string()).await? {
+            Seen::First(mut tx) => {
+                sqlx::query("insert into bookings (order_id, what) values ($1, $2)")
+                    .bind(order)
+                    .bind(what)
+                    .execute(&mut *tx)
+                    .await?;
+                tx.commit().await?;
+                println!("  {order}: {what}");
+            }
+            Seen::Again(_) => println!("  {order}: {what} comes again, and is not booked again"),
+        }
+        Ok(())
     }
 
     async fn receive(&self) -> anyhow::Result<Vec<Message>> {

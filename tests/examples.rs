@@ -4,8 +4,11 @@
 
 use aws_config::Region;
 use aws_sdk_sqs::config::{Credentials, SharedCredentialsProvider};
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, PgConnection};
 
+#[expect(dead_code, reason = "its main reads the environment")]
+#[path = "../examples/mysql_rabbitmq.rs"]
+mod mysql_rabbitmq;
 #[expect(dead_code, reason = "its main reads the environment")]
 #[path = "../examples/postgres_sqs.rs"]
 mod postgres_sqs;
@@ -38,7 +41,7 @@ async fn a_consumer_reads_both_versions_of_an_event_as_the_newest() {
 /// In the queue of the first run there may be nothing that the second one stumbles over.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shop_on_postgres_and_its_consumer_behind_sqs_run_twice() {
-    let database = postgres_database().await;
+    let database = database_on::<PgConnection>("OUTBOX_TEST_POSTGRES_URL").await;
     let sdk = postgres_sqs::sdk().await.into_builder();
     let sdk = sdk
         .endpoint_url(server("OUTBOX_TEST_SQS_ENDPOINT"))
@@ -53,13 +56,26 @@ async fn a_shop_on_postgres_and_its_consumer_behind_sqs_run_twice() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shop_on_mysql_and_its_consumer_behind_rabbitmq_run_twice() {
+    let rabbitmq = server("OUTBOX_TEST_RABBITMQ_URL");
+    for database in ["OUTBOX_TEST_MYSQL_URL", "OUTBOX_TEST_MARIADB_URL"] {
+        let (database, queue) = (database_on::<MySqlConnection>(database).await, random());
+        for _ in 0..2 {
+            mysql_rabbitmq::run(&database, &rabbitmq, &queue).await.unwrap();
+        }
+    }
+}
+
 /// The URL of a new database.
-async fn postgres_database() -> String {
-    let server = server("OUTBOX_TEST_POSTGRES_URL");
-    let name = random();
-    let mut connection = PgConnection::connect(&server).await.unwrap();
-    let create = AssertSqlSafe(format!("create database {name}"));
-    sqlx::query(create).execute(&mut connection).await.unwrap();
+async fn database_on<C>(variable: &str) -> String
+where
+    C: Connection,
+    for<'c> &'c mut C: Executor<'c, Database = C::Database>,
+{
+    let (server, name) = (server(variable), random());
+    let mut connection = C::connect(&server).await.unwrap();
+    connection.execute(AssertSqlSafe(format!("create database {name}"))).await.unwrap();
     let (host, _) = server.rsplit_once('/').expect("the URL names a database");
     format!("{host}/{name}")
 }
