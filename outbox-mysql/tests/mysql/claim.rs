@@ -11,41 +11,6 @@ use super::{both, commit, delivered, event, everything, owner, spread};
 use crate::common::{Harness, MYSQL, shared};
 use outbox_mysql::{MySqlStore, PayloadType};
 
-/// H019, H020, H032, B028: under the application's default isolation (repeatable read) an operator has locked every row and every gap; claims
-/// do not wait, so they lock nothing.
-#[tokio::test]
-async fn a_claim_locks_nothing() {
-    for outbox in both().await {
-        commit(&outbox, &spread(100)).await;
-        let mut operator = outbox.pool.begin().await.unwrap();
-        sqlx::raw_sql("select position from outbox for update")
-            .execute(&mut *operator)
-            .await
-            .unwrap();
-        let begin = Instant::now();
-        assert_eq!(outbox.store.claim(&everything(200)).await.unwrap().events.len(), 100);
-        assert!(begin.elapsed() < Duration::from_secs(2), "a lock would be waited for 2 s");
-        operator.rollback().await.unwrap();
-    }
-}
-
-/// B028: a settlement in the middle of the table holds up no insert.
-#[tokio::test]
-async fn writers_do_not_wait_for_the_relay() {
-    for outbox in both().await {
-        let (worker, lanes) = owner(&outbox).await;
-        commit(&outbox, &spread(1_000)).await;
-        let mut writer = outbox.transaction().await;
-        writer.outbox.append(&mut writer.transaction, &[event("open")]).await.unwrap();
-        let events = outbox.store.claim(&everything(1_000)).await.unwrap().events;
-        let settled = outbox.store.settle(&delivered(&worker, &lanes, &events)).await.unwrap();
-        assert_eq!((events.len(), settled.missing), (1_000, 0));
-        writer.outbox.append(&mut writer.transaction, &[event("open")]).await.unwrap();
-        writer.transaction.commit().await.unwrap();
-        assert_eq!(outbox.store.claim(&everything(1_000)).await.unwrap().events.len(), 2);
-    }
-}
-
 /// Three statements for a batch of 1,000: the list, the rows, the settlement. And the plans do not depend on statistics:
 /// made on the empty table, they read what they return.
 #[tokio::test]

@@ -12,6 +12,7 @@ mod inbox;
 mod leases;
 #[path = "../../../tests/support/link.rs"]
 mod link;
+mod locks;
 mod schema;
 mod writer;
 
