@@ -115,9 +115,13 @@ impl Harness {
     pub(crate) async fn transaction(&self) -> HarnessTransaction {
         HarnessTransaction {
             transaction: self.pool.begin().await.unwrap(),
-            outbox: MySqlOutbox::new(&self.config).unwrap(),
+            outbox: self.writer(),
             inbox: MySqlInbox::new(&self.config).unwrap(),
         }
+    }
+
+    pub(crate) fn writer(&self) -> MySqlOutbox {
+        MySqlOutbox::new(&self.config).unwrap()
     }
 
     /// Runs statements as the administrator, each by itself.

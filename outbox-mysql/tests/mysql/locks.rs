@@ -75,7 +75,7 @@ async fn writers_do_not_wait_for_the_relay() {
             let mut application = session(&outbox, isolation).await;
             run(&mut application, "set innodb_lock_wait_timeout = 1").await;
             let mut tx = application.begin().await.unwrap();
-            let writer = outbox.transaction().await.outbox;
+            let writer = outbox.writer();
             for _ in 0..2 {
                 writer.append(&mut tx, &spread(500)).await.expect("nobody holds up an append");
             }

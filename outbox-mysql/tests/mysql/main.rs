@@ -9,10 +9,13 @@ mod connection;
 mod dead;
 mod dead_link;
 mod inbox;
+#[path = "../../../tests/support/outage.rs"]
+mod job;
 mod leases;
 #[path = "../../../tests/support/link.rs"]
 mod link;
 mod locks;
+mod outage;
 mod schema;
 mod writer;
 

@@ -1,7 +1,7 @@
 //! What the writer sends.
 
 use outbox_core::{NewEvent, Store as _, StoreErrorKind};
-use outbox_mysql::{MySqlOutbox, PayloadType};
+use outbox_mysql::PayloadType;
 
 use super::{commit, everything};
 use crate::common::{Harness, hostile_mariadb};
@@ -23,7 +23,7 @@ async fn what_is_larger_than_a_packet_is_split_or_refused() {
     assert_eq!(ids, events.iter().map(|event| event.id().clone()).collect::<Vec<_>>());
 
     let mut transaction = outbox.transaction().await;
-    let writer = MySqlOutbox::new(&outbox.config).unwrap();
+    let writer = outbox.writer();
     let error =
         writer.append(&mut transaction.transaction, &[of_bytes(3_000_000)]).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Rejected);

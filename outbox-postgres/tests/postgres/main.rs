@@ -8,6 +8,8 @@ mod dead;
 mod dead_link;
 mod deadline;
 mod inbox;
+#[path = "../../../tests/support/outage.rs"]
+mod job;
 mod leases;
 #[path = "../../../tests/support/link.rs"]
 mod link;
