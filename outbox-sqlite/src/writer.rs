@@ -1,5 +1,6 @@
 //! Appending events in the application's transaction.
 
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use outbox_core::{Due, Hint, NewEvent, StoreError, Writer, async_trait};
@@ -9,7 +10,7 @@ use crate::config::SqliteConfig;
 use crate::error::failed;
 use crate::sql::{BEGIN, Sql};
 
-/// Writes events into the outbox table, in the transaction of the application. Cheap to share behind an `Arc`.
+/// Writes events into the outbox table, in the transaction of the application. Clones are cheap.
 ///
 /// ```
 /// # use outbox_core::NewEvent;
@@ -38,9 +39,9 @@ use crate::sql::{BEGIN, Sql};
 /// outbox.append(&mut connection, &[event]).await.unwrap();
 /// # }
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SqliteOutbox {
-    sql: Sql,
+    sql: Arc<Sql>,
     place: String,
     hint: Option<Hint>,
 }
@@ -53,7 +54,7 @@ impl SqliteOutbox {
     ///
     /// `Misconfigured` when a setting is out of range.
     pub fn new(config: &SqliteConfig) -> Result<Self, StoreError> {
-        Ok(Self { sql: Sql::new(config)?, place: config.place(), hint: None })
+        Ok(Self { sql: Sql::new(config)?.into(), place: config.place(), hint: None })
     }
 
     /// Tells a relay of this process when there is something new.
