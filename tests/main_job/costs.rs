@@ -7,6 +7,7 @@ use sqlx::PgPool;
 use xtask::services::{Postgres, PostgresVersion};
 
 use crate::support::database::Database;
+use crate::support::job::Tables as _;
 use crate::support::kafka::create_topics;
 use crate::support::relay_task::{RelayTask, relay};
 use crate::support::{alone, server};

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::support::database::Database;
+use crate::support::job::Tables as _;
 use crate::support::kafka::{create_topics, read_all};
 use crate::support::relay_task::{RelayTask, relay};
 use crate::support::{alone, now_ms, server};

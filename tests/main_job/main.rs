@@ -16,8 +16,9 @@ mod workload;
 
 use std::time::Duration;
 
-use job::{Job, WINDOW};
-use support::{alone, relay_process, server};
+use job::WINDOW;
+use support::relay_process::RelaySettings;
+use support::{alone, process, server};
 use xtask::services::{Kafka, Postgres, PostgresVersion};
 
 /// Both relays together hold at most this many events in flight.
@@ -35,7 +36,7 @@ fn crashes_a_freeze_and_a_broker_restart_lose_nothing_and_keep_every_order() {
     alone(async {
         let postgres = Postgres::start(PostgresVersion::V15);
         let kafka = Kafka::start();
-        let mut job = Job::start(&postgres.url(), &kafka.bootstrap(), lease).await;
+        let (mut job, topics) = job::start(&postgres.url(), &kafka.bootstrap(), lease).await;
         job.write(portion).await;
         job.write_through("kill", WINDOW, portion, async |job| {
             job.relays[0].kill9();
@@ -61,7 +62,7 @@ fn crashes_a_freeze_and_a_broker_restart_lose_nothing_and_keep_every_order() {
         })
         .await;
         job.write(transactions - 5 * portion).await;
-        job.finish().await.assert_clean();
+        job::finish(job, &kafka.bootstrap(), &topics).await.assert_clean();
     });
 }
 
@@ -73,7 +74,7 @@ fn without_faults_every_event_arrives_exactly_once() {
     alone(async {
         let postgres = server("OUTBOX_TEST_POSTGRES_URL");
         let kafka = server("OUTBOX_TEST_KAFKA_BOOTSTRAP");
-        let mut job = Job::start(&postgres, &kafka, Duration::from_secs(30)).await;
+        let (mut job, topics) = job::start(&postgres, &kafka, Duration::from_secs(30)).await;
         for restart in 0..restarts {
             job.write_through("clean stop", 0, portion, async |job| {
                 let relay = &mut job.relays[restart % 2];
@@ -83,14 +84,14 @@ fn without_faults_every_event_arrives_exactly_once() {
             .await;
         }
         job.write(transactions - restarts * portion).await;
-        job.finish().await.assert_clean();
+        job::finish(job, &kafka, &topics).await.assert_clean();
     });
 }
 
 /// The role of the relay processes that the tests here start; does nothing in a test run.
 #[test]
 fn relay_process() {
-    relay_process::serve_if_asked();
+    process::serve_if_asked::<RelaySettings>();
 }
 
 fn full() -> bool {

@@ -6,6 +6,7 @@ use outbox::{NewEvent, RetryPolicies, RetryPolicy, Timing};
 use xtask::services::Kafka;
 
 use crate::support::database::Database;
+use crate::support::job::Tables as _;
 use crate::support::kafka::{create_topics, read_all};
 use crate::support::relay_task::{RelayTask, relay};
 use crate::support::{alone, server};

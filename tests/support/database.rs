@@ -1,14 +1,12 @@
 //! A database of a test's own on a running PostgreSQL, with an outbox in it.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use outbox::postgres::{PostgresConfig, PostgresOutbox, Schema};
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, query, query_scalar};
 
-/// How often a wait looks again.
-const POLL: Duration = Duration::from_millis(50);
+use super::job::Tables;
 
 /// A database with a random name; it goes with this value.
 #[derive(Debug)]
@@ -47,25 +45,17 @@ impl Database {
     pub(crate) fn outbox(&self) -> PostgresOutbox {
         PostgresOutbox::new(&self.config).unwrap()
     }
+}
 
-    /// Waits until no event is pending; says whether that came about in time.
-    pub(crate) async fn drained(&self, limit: Duration) -> bool {
-        let start = Instant::now();
-        while start.elapsed() < limit {
-            let pending: Result<bool, _> =
-                query_scalar("select exists (select from outbox)").fetch_one(&self.pool).await;
-            if !pending.unwrap() {
-                return true;
-            }
-            tokio::time::sleep(POLL).await;
-        }
-        false
-    }
-
-    /// The ids in this table.
-    pub(crate) async fn ids(&self, table: &str) -> Vec<String> {
+impl Tables for Database {
+    async fn ids(&self, table: &str) -> Vec<String> {
         let ids = AssertSqlSafe(format!("select id::text from {table}"));
         query_scalar(ids).fetch_all(&self.pool).await.unwrap()
+    }
+
+    async fn is_any_pending(&self) -> bool {
+        let pending = query_scalar("select exists (select from outbox)");
+        pending.fetch_one(&self.pool).await.unwrap()
     }
 }
 

@@ -12,7 +12,8 @@ use rdkafka::{Offset, TopicPartitionList};
 
 use super::checker::{Arrival, Content};
 
-const PARTITIONS: i32 = 6;
+/// Of each topic.
+pub(crate) const PARTITIONS: i32 = 6;
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Time without any message after which reading has failed.
 const SILENCE_LIMIT: Duration = Duration::from_secs(30);
@@ -34,8 +35,17 @@ pub(crate) async fn create_topics(bootstrap: &str, topics: &[String]) {
     }
 }
 
-/// Reads everything that the topics hold at the time of the call, from their beginning. Blocks.
+/// Reads everything that the topics hold at the time of the call, from their beginning, as it is on the wire. Blocks.
 pub(crate) fn read_all(bootstrap: &str, topics: &[String]) -> Vec<Arrival> {
+    read_all_as(bootstrap, topics, content)
+}
+
+/// As [`read_all`], with what a consumer makes of a message.
+pub(crate) fn read_all_as(
+    bootstrap: &str,
+    topics: &[String],
+    content: fn(&BorrowedMessage<'_>) -> Content,
+) -> Vec<Arrival> {
     let consumer: BaseConsumer =
         config(bootstrap).set("group.id", "reader").set("check.crcs", "true").create().unwrap();
     let mut ends = HashMap::new();
@@ -61,7 +71,12 @@ pub(crate) fn read_all(bootstrap: &str, topics: &[String]) -> Vec<Arrival> {
         let place = (message.topic().to_owned(), message.partition());
         let Some(end) = ends.get(&place).copied() else { continue };
         if message.offset() < end {
-            arrivals.push(arrival(&message));
+            arrivals.push(Arrival {
+                partition: message.partition(),
+                offset: message.offset(),
+                at_ms: message.timestamp().to_millis().expect("the topic stamps each message"),
+                content: content(&message),
+            });
         }
         if message.offset() + 1 >= end {
             ends.remove(&place);
@@ -82,23 +97,18 @@ fn watermarks(consumer: &BaseConsumer, topic: &str, partition: i32) -> (i64, i64
     }
 }
 
-fn config(bootstrap: &str) -> ClientConfig {
+pub(crate) fn config(bootstrap: &str) -> ClientConfig {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", bootstrap);
     config
 }
 
-fn arrival(message: &BorrowedMessage<'_>) -> Arrival {
+fn content(message: &BorrowedMessage<'_>) -> Content {
     let headers = message.headers().into_iter().flat_map(Headers::iter);
-    Arrival {
-        partition: message.partition(),
-        offset: message.offset(),
-        at_ms: message.timestamp().to_millis().expect("the topic stamps each message"),
-        content: Content {
-            topic: message.topic().to_owned(),
-            key: message.key().map(Into::into),
-            payload: message.payload().map(Into::into),
-            headers: headers.map(|h| (h.key.to_owned(), h.value.map(Into::into))).collect(),
-        },
+    Content {
+        topic: message.topic().to_owned(),
+        key: message.key().map(Into::into),
+        payload: message.payload().map(Into::into),
+        headers: headers.map(|h| (h.key.to_owned(), h.value.map(Into::into))).collect(),
     }
 }

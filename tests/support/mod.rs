@@ -1,12 +1,21 @@
 //! What the tests on real servers share.
 
+#![allow(dead_code, reason = "each test binary uses its part")]
+
 use std::sync::{Mutex, PoisonError};
 
 pub(crate) mod checker;
 pub(crate) mod database;
+pub(crate) mod event_maker;
+pub(crate) mod job;
 pub(crate) mod kafka;
+pub(crate) mod listener;
+pub(crate) mod process;
+pub(crate) mod rabbitmq;
 pub(crate) mod relay_process;
 pub(crate) mod relay_task;
+pub(crate) mod sqs;
+pub(crate) mod workload;
 
 /// Runs a test while no other of this binary runs: they measure times, and have two cores.
 pub(crate) fn alone(test: impl Future<Output = ()>) {

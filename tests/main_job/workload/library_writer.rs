@@ -3,14 +3,15 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use outbox::NewEvent;
 use outbox::postgres::PostgresOutbox;
+use outbox::{NewEvent, async_trait};
 use sqlx::postgres::PgPool;
 use sqlx::{Postgres, Transaction};
 
 use super::ROLLED_BACK;
-use super::event_maker::{EventMaker, new_event};
 use crate::support::checker::Intent;
+use crate::support::event_maker::{EventMaker, new_event};
+use crate::support::workload::Writer;
 
 /// Of all transactions: those that stay open for [`LONG_MS`] after their append.
 const LONG: f64 = 0.003;
@@ -30,38 +31,6 @@ pub(crate) struct LibraryWriter {
 impl LibraryWriter {
     pub(crate) fn new(pool: PgPool, outbox: PostgresOutbox, maker: EventMaker) -> Self {
         Self { pool, outbox, maker }
-    }
-
-    /// One business transaction, to its end.
-    pub(crate) async fn transaction(&mut self) -> Vec<Intent> {
-        let mut transaction = self.pool.begin().await.unwrap();
-        let aggregates = if self.maker.chance(0.1) { 3 } else { 1 };
-        let mut aggregates = self.maker.aggregates(aggregates);
-        let undone = if self.maker.chance(SAVEPOINT) { aggregates.pop() } else { None };
-        let mut intents = Vec::new();
-        for aggregate in aggregates {
-            intents.extend(self.change(&mut transaction, &aggregate).await);
-        }
-        let mut rolled_back = Vec::new();
-        if let Some(aggregate) = undone {
-            let mut savepoint = sqlx::Connection::begin(&mut *transaction).await.unwrap();
-            rolled_back = self.change(&mut savepoint, &aggregate).await;
-            savepoint.rollback().await.unwrap();
-        }
-        if self.maker.chance(LONG) {
-            let open_for = Duration::from_millis(self.maker.random.u64(LONG_MS));
-            tokio::time::sleep(open_for).await;
-        }
-        if self.maker.chance(ROLLED_BACK) {
-            transaction.rollback().await.unwrap();
-        } else {
-            transaction.commit().await.unwrap();
-            for intent in &mut intents {
-                intent.committed = true;
-            }
-        }
-        intents.append(&mut rolled_back);
-        intents
     }
 
     /// Changes an order, which locks it, and appends what has happened to it.
@@ -89,6 +58,40 @@ impl LibraryWriter {
             versions.map(|version| self.maker.event(aggregate, version)).collect();
         let events: Vec<NewEvent> = intents.iter().map(new_event).collect();
         self.outbox.append(transaction, &events).await.unwrap();
+        intents
+    }
+}
+
+#[async_trait]
+impl Writer for LibraryWriter {
+    async fn transaction(&mut self) -> Vec<Intent> {
+        let mut transaction = self.pool.begin().await.unwrap();
+        let aggregates = if self.maker.chance(0.1) { 3 } else { 1 };
+        let mut aggregates = self.maker.aggregates(aggregates);
+        let undone = if self.maker.chance(SAVEPOINT) { aggregates.pop() } else { None };
+        let mut intents = Vec::new();
+        for aggregate in aggregates {
+            intents.extend(self.change(&mut transaction, &aggregate).await);
+        }
+        let mut rolled_back = Vec::new();
+        if let Some(aggregate) = undone {
+            let mut savepoint = sqlx::Connection::begin(&mut *transaction).await.unwrap();
+            rolled_back = self.change(&mut savepoint, &aggregate).await;
+            savepoint.rollback().await.unwrap();
+        }
+        if self.maker.chance(LONG) {
+            let open_for = Duration::from_millis(self.maker.random.u64(LONG_MS));
+            tokio::time::sleep(open_for).await;
+        }
+        if self.maker.chance(ROLLED_BACK) {
+            transaction.rollback().await.unwrap();
+        } else {
+            transaction.commit().await.unwrap();
+            for intent in &mut intents {
+                intent.committed = true;
+            }
+        }
+        intents.append(&mut rolled_back);
         intents
     }
 }

@@ -2,12 +2,14 @@
 
 use std::process::Stdio;
 
+use outbox::async_trait;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::ROLLED_BACK;
-use super::event_maker::EventMaker;
 use crate::support::checker::Intent;
+use crate::support::event_maker::EventMaker;
+use crate::support::workload::Writer;
 
 pub(crate) struct PsqlWriter {
     input: ChildStdin,
@@ -31,8 +33,20 @@ impl PsqlWriter {
         Self { input, output, maker, _process: process }
     }
 
-    /// One business transaction, to its end. psql tells the version that it got, so that the content is known only then.
-    pub(crate) async fn transaction(&mut self) -> Vec<Intent> {
+    async fn run(&mut self, script: &str) {
+        self.input.write_all(script.as_bytes()).await.expect("psql runs");
+    }
+
+    async fn line(&mut self) -> String {
+        let line = self.output.next_line().await.expect("psql prints UTF-8");
+        line.expect("psql ended at an error, see above")
+    }
+}
+
+#[async_trait]
+impl Writer for PsqlWriter {
+    /// psql tells the version that it got, so that the content is known only then.
+    async fn transaction(&mut self) -> Vec<Intent> {
         let aggregate = self.maker.aggregates(1).remove(0);
         let committed = !self.maker.chance(ROLLED_BACK);
         let (kind, id) = &aggregate;
@@ -49,15 +63,6 @@ impl PsqlWriter {
         assert_eq!(self.line().await, end);
         intent.committed = committed;
         vec![intent]
-    }
-
-    async fn run(&mut self, script: &str) {
-        self.input.write_all(script.as_bytes()).await.expect("psql runs");
-    }
-
-    async fn line(&mut self) -> String {
-        let line = self.output.next_line().await.expect("psql prints UTF-8");
-        line.expect("psql ended at an error, see above")
     }
 }
 

@@ -1,25 +1,36 @@
 //! Random events with contents that are easily damaged: odd white space, escapes, Unicode, large and missing payloads.
 
+use std::sync::Arc;
+
 use fastrand::Rng;
-use outbox::{EventId, NewEvent};
+use outbox::{EventId, NewEvent, ReceivedEvent, Router};
 
-use super::Orders;
-use crate::support::checker::{Content, Intent};
+use super::checker::{Content, Intent};
 
-/// One event in this many is a tombstone, and one large.
-const TOMBSTONE: f64 = 0.02;
+/// One event in this many is large.
 const LARGE: f64 = 0.005;
 const LARGE_BYTES: usize = 60_000;
 
 /// Makes events by a random sequence of its own.
 pub(crate) struct EventMaker {
     pub(crate) random: Rng,
-    orders: Orders,
+    /// Type and id of each.
+    aggregates: Arc<[(String, String)]>,
+    router: Router,
+    /// One event in this many has no payload.
+    tombstones: f64,
 }
 
 impl EventMaker {
-    pub(crate) fn new(seed: u64, writer: u64, orders: Orders) -> Self {
-        Self { random: Rng::with_seed(seed.wrapping_add(writer)), orders }
+    pub(crate) fn new(
+        seed: u64,
+        writer: u64,
+        aggregates: Arc<[(String, String)]>,
+        router: Router,
+        tombstones: f64,
+    ) -> Self {
+        let random = Rng::with_seed(seed.wrapping_add(writer));
+        Self { random, aggregates, router, tombstones }
     }
 
     pub(crate) fn chance(&mut self, share: f64) -> bool {
@@ -28,10 +39,10 @@ impl EventMaker {
 
     /// So many aggregates, each once, in the one order in which all writers lock them.
     pub(crate) fn aggregates(&mut self, count: usize) -> Vec<(String, String)> {
-        let all = 0..self.orders.aggregates.len();
+        let all = 0..self.aggregates.len();
         let mut picked = self.random.choose_multiple(all, count);
         picked.sort_unstable();
-        picked.into_iter().map(|at| self.orders.aggregates[at].clone()).collect()
+        picked.into_iter().map(|at| self.aggregates[at].clone()).collect()
     }
 
     /// The event of this version of the aggregate. It counts as rolled back until its transaction has committed.
@@ -60,7 +71,7 @@ impl EventMaker {
             version,
             committed: false,
             content: Content {
-                topic: format!("outbox.event.{}", aggregate.0),
+                topic: self.router.destination(&aggregate.0, event_type),
                 key: Some(aggregate.1.as_str().into()),
                 payload: self.payload(version),
                 headers,
@@ -70,7 +81,7 @@ impl EventMaker {
     }
 
     fn payload(&mut self, version: i64) -> Option<Vec<u8>> {
-        if self.chance(TOMBSTONE) {
+        if self.chance(self.tombstones) {
             return None;
         }
         let filling = if self.chance(LARGE) { LARGE_BYTES } else { self.random.usize(0..200) };
@@ -85,10 +96,11 @@ impl EventMaker {
     }
 
     fn own_headers(&mut self) -> Vec<(&'static str, &'static str)> {
+        // By name: not every broker keeps another order.
         let some = [
-            ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
-            ("tenant", "Zürich \"west\" \\ 😀"),
             ("empty", ""),
+            ("tenant", "Zürich \"west\" \\ 😀"),
+            ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
         ];
         some.into_iter().filter(|_| self.random.bool()).collect()
     }
@@ -110,4 +122,19 @@ pub(crate) fn new_event(intent: &Intent) -> NewEvent {
         event = event.header(name, text(value));
     }
     event.build().unwrap()
+}
+
+/// What a consumer has received, in the form of an intent. Own headers by name: not every broker keeps another order.
+pub(crate) fn content_of(event: ReceivedEvent, destination: &str) -> Content {
+    let mut own: Vec<_> = event.headers;
+    own.sort();
+    let wire = [("id", event.id.to_string()), ("eventType", event.event_type.unwrap_or_default())];
+    let wire = wire.map(|(name, value)| (name.to_owned(), Some(value.into_bytes())));
+    let own = own.into_iter().map(|(name, value)| (name, value.map(Into::into)));
+    Content {
+        topic: destination.to_owned(),
+        key: event.key.map(String::into_bytes),
+        payload: event.payload.map(Into::into),
+        headers: wire.into_iter().chain(own).collect(),
+    }
 }
