@@ -23,6 +23,7 @@ const SUITES: &[Suite] = &[
     Suite { name: "simulation", what: "the relay's own code under simulated faults, many seeds", test: "simulation", variables: &[("OUTBOX_SIM_SEEDS", "100000")] },
     Suite { name: "sabotage", what: "taking any one rule of the relay away turns a test red", test: "sabotage", variables: &[("OUTBOX_SABOTAGE", "all")] },
     Suite { name: "main_job", what: "all events of many writers arrive once and in order, at full size", test: "main_job", variables: &[("OUTBOX_MAIN_JOB", "full")] },
+    Suite { name: "pairs", what: "every store with every publisher through faults, and from commit to effect through 20 kills", test: "pairs", variables: &[("OUTBOX_PAIRS", "full")] },
 ];
 
 pub(crate) fn list() {
