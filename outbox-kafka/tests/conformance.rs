@@ -144,10 +144,10 @@ mod server {
     use outbox_core::async_trait;
     use tokio::sync::{Mutex, MutexGuard};
     use tokio::task::block_in_place;
+    use xtask::proxy::Proxy;
     use xtask::services::Kafka;
 
     use super::common::create_topic;
-    use super::common::proxy::Proxy;
     use super::*;
 
     /// The one broker of these tests: they take turns.

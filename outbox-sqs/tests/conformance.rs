@@ -108,11 +108,11 @@ mod stub_standard {
 mod server {
     use tokio::sync::{Mutex, MutexGuard};
     use tokio::task::block_in_place;
+    use xtask::proxy::Proxy;
     use xtask::services::ElasticMq;
 
     use super::*;
     use crate::support::Reader;
-    use crate::support::proxy::Proxy;
 
     /// The one server of these tests: they take turns.
     static SERVER: Mutex<Option<Server>> = Mutex::const_new(None);
@@ -126,8 +126,7 @@ mod server {
     impl Server {
         fn start() -> Self {
             let elasticmq = ElasticMq::start();
-            let proxy = Proxy::start();
-            proxy.lead_to(elasticmq.address());
+            let proxy = Proxy::before(elasticmq.address());
             Self { elasticmq, proxy }
         }
     }
@@ -162,7 +161,8 @@ mod server {
     #[async_trait]
     impl PublisherHarness for Harness {
         async fn publisher(&self) -> Arc<dyn Publisher> {
-            let endpoint = format!("http://{}", self.server().proxy.address());
+            let Server { elasticmq, proxy } = self.server();
+            let endpoint = proxy.through(&elasticmq.endpoint());
             Arc::new(publisher(&endpoint, &self.config))
         }
 

@@ -10,9 +10,9 @@ use std::time::Duration;
 use outbox_core::memory::MemoryStore;
 use outbox_core::{NewEvent, Publisher, Relay, Router, Writer as _};
 use outbox_sqs::SqsConfig;
-use support::proxy::Proxy;
 use support::stub::{Step, Stub};
 use support::{LIMIT, Reader, Stored, endpoint, in_order, publisher, random};
+use xtask::proxy::Proxy;
 
 const EVENTS: usize = 500;
 
@@ -47,9 +47,8 @@ async fn events_arrive_once_and_in_order_over_a_line_that_is_cut() {
     let reader = Reader::new(&endpoint());
     let queue = random("relay") + ".fifo";
     reader.create(&queue).await;
-    let proxy = Proxy::start();
-    proxy.lead_to(endpoint().trim_start_matches("http://").to_owned());
-    let publisher = publisher(&format!("http://{}", proxy.address()), &SqsConfig::new());
+    let proxy = Proxy::before_url(&endpoint());
+    let publisher = publisher(&proxy.through(&endpoint()), &SqsConfig::new());
     let cutting = async {
         for _ in 0..2 {
             tokio::time::sleep(Duration::from_millis(60)).await;

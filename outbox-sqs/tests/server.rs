@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use outbox_core::{Batch, Publisher};
 use outbox_sqs::{BodyEncoding, SqsConfig};
-use support::proxy::Proxy;
 use support::{
     LIMIT, Reader, Row, deliver_all, endpoint, failure, in_order, numbered, publish, publisher,
     random, verdicts, words,
 };
 use tokio::task::block_in_place;
+use xtask::proxy::Proxy;
 use xtask::services::ElasticMq;
 
 async fn fifo_queue(reader: &Reader) -> String {
@@ -116,9 +116,8 @@ async fn a_queue_that_is_deleted_under_load_refuses() {
 async fn a_connection_that_is_cut_in_the_middle_costs_neither_order_nor_messages() {
     let reader = Reader::new(&endpoint());
     let queue = fifo_queue(&reader).await;
-    let proxy = Proxy::start();
-    proxy.lead_to(endpoint().trim_start_matches("http://").to_owned());
-    let publisher = publisher(&format!("http://{}", proxy.address()), &SqsConfig::new());
+    let proxy = Proxy::before_url(&endpoint());
+    let publisher = publisher(&proxy.through(&endpoint()), &SqsConfig::new());
     let keys: Vec<String> = (0..600).map(|n| format!("{}", n % 30)).collect();
     let cutting = async {
         for pause in 0..8 {

@@ -1,8 +1,6 @@
 //! Brokers, messages and a reader for the tests of this crate.
 #![allow(dead_code, clippy::unwrap_used, unreachable_pub)]
 
-pub mod proxy;
-
 use std::time::{Duration, Instant};
 
 use outbox_core::{

@@ -10,10 +10,10 @@ use std::io;
 use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
-use common::proxy::Proxy;
 use common::{class, numbered, publish, random, stored};
 use outbox_core::{Batch, FailureClass, Publisher, Verdict};
 use outbox_kafka::{KafkaConfig, KafkaPublisher, Sasl, SaslMechanism, Tls};
+use xtask::proxy::Proxy;
 use xtask::services::SecureKafka;
 
 /// The one broker of these tests.

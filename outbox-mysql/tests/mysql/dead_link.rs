@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use outbox_core::{Store as _, StoreErrorKind};
 use outbox_mysql::{MySqlConfig, MySqlStore};
+use xtask::proxy::Proxy;
 
-use super::link::Link;
 use super::{both, commit, event, everything};
 
 const CALLERS: usize = 4;
@@ -20,8 +20,8 @@ const HEALED_WITHIN: Duration = Duration::from_secs(30);
 async fn a_link_that_swallows_everything_costs_no_connection_for_good() {
     for outbox in both().await {
         commit(&outbox, &[event("a")]).await;
-        let link = Link::open(&outbox.url).await;
-        let config = MySqlConfig::from_url(&link.url).unwrap();
+        let link = Proxy::before_url(&outbox.url);
+        let config = MySqlConfig::from_url(&link.through(&outbox.url)).unwrap();
         let config = config.with_pool_size(2).with_statement_timeout(Duration::from_secs(1));
         let store = Arc::new(MySqlStore::new(&config).unwrap());
         for result in claims(&store).await {

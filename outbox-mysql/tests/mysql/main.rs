@@ -12,8 +12,6 @@ mod inbox;
 #[path = "../../../tests/support/outage.rs"]
 mod job;
 mod leases;
-#[path = "../../../tests/support/link.rs"]
-mod link;
 mod locks;
 mod outage;
 mod schema;

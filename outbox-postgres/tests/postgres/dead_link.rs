@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use outbox_core::{Store as _, StoreErrorKind};
 use outbox_postgres::{PostgresConfig, PostgresStore};
+use xtask::proxy::Proxy;
 
 use crate::common::{Outbox, event, everything};
-use crate::link::Link;
 
 const CALLERS: usize = 4;
 /// The time-out of a statement and what the client waits beyond it, and that again for callers that waited for a place.
@@ -20,8 +20,8 @@ const HEALED_WITHIN: Duration = Duration::from_secs(30);
 async fn a_link_that_swallows_everything_costs_no_connection_for_good() {
     let outbox = Outbox::new().await;
     outbox.append(&[event("a", "1")]).await;
-    let link = Link::open(&outbox.url).await;
-    let config = PostgresConfig::from_url(&link.url).unwrap();
+    let link = Proxy::before_url(&outbox.url);
+    let config = PostgresConfig::from_url(&link.through(&outbox.url)).unwrap();
     let config = config.with_pool_size(2).with_statement_timeout(Duration::from_secs(1));
     let store = Arc::new(PostgresStore::new(&config).unwrap());
     for result in claims(&store).await {

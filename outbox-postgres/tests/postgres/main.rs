@@ -11,8 +11,6 @@ mod inbox;
 #[path = "../../../tests/support/outage.rs"]
 mod job;
 mod leases;
-#[path = "../../../tests/support/link.rs"]
-mod link;
 mod outage;
 mod probe;
 mod schema;

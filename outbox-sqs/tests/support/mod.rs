@@ -1,7 +1,6 @@
 //! Queues, messages and a reader for the tests of this crate.
 #![allow(dead_code, clippy::unwrap_used, unreachable_pub)]
 
-pub mod proxy;
 pub mod rules;
 pub mod stub;
 
