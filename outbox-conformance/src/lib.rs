@@ -33,8 +33,10 @@
 //! rules that fall away by it print so. A missing server is no such thing: the harness panics then, and the tests fail.
 //!
 //! The rules are plain functions, to be called one by one where that is handier: see [`store`], [`inbox`], [`publisher`].
+//! [`messages`] helps with tests of a publisher beside the rules.
 
 pub mod inbox;
+pub mod messages;
 pub mod publisher;
 pub mod store;
 mod support;

@@ -3,9 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use outbox_core::{
-    Batch, EventId, EventRow, EventRows, Failure, FailureClass, Message, Publisher, Verdict,
-};
+pub use outbox_conformance::messages::*;
+use outbox_core::{Batch, Message, Publisher};
 use outbox_kafka::{KafkaConfig, KafkaPublisher};
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
@@ -51,47 +50,6 @@ pub fn config(bootstrap: &str) -> KafkaConfig {
     KafkaConfig::new(bootstrap).with_property("statistics.interval.ms", "20")
 }
 
-/// An event's texts, with defaults that a test need not name.
-#[derive(Clone, Debug)]
-pub struct Row<'a> {
-    pub id: EventId,
-    pub aggregate_type: &'a str,
-    pub aggregate_id: Option<&'a str>,
-    pub event_type: &'a str,
-    pub payload: Option<&'a [u8]>,
-    pub headers: Option<&'a str>,
-    pub created_at_micros: i64,
-}
-
-impl Default for Row<'_> {
-    fn default() -> Self {
-        Self {
-            id: EventId::generate(),
-            aggregate_type: "order",
-            aggregate_id: Some("a"),
-            event_type: "Created",
-            payload: Some(b"{}"),
-            headers: None,
-            created_at_micros: 1_700_000_000_123_456,
-        }
-    }
-}
-
-impl Row<'_> {
-    pub fn to(&self, topic: &str) -> Message {
-        let mut rows = EventRows::default();
-        let mut row = EventRow::new(1, 0, self.id.clone());
-        row.aggregate_type = self.aggregate_type;
-        row.aggregate_id = self.aggregate_id;
-        row.event_type = self.event_type;
-        row.payload = self.payload;
-        row.headers = self.headers;
-        row.created_at_micros = self.created_at_micros;
-        rows.push(&row);
-        Message::new(rows.finish().pop().unwrap(), topic.into())
-    }
-}
-
 /// `count` messages of one key with the payloads `0`, `1`, …
 pub fn numbered(topic: &str, key: &str, count: usize) -> Vec<Message> {
     let number = |at: usize| {
@@ -100,19 +58,6 @@ pub fn numbered(topic: &str, key: &str, count: usize) -> Vec<Message> {
             .to(topic)
     };
     (0..count).map(number).collect()
-}
-
-/// Publishes, within [`LIMIT`], and returns the verdicts.
-pub async fn publish(publisher: &KafkaPublisher, messages: Vec<Message>) -> Vec<Option<Verdict>> {
-    let batch = Batch::new(messages);
-    tokio::time::timeout(LIMIT, publisher.publish(batch.clone()))
-        .await
-        .expect("all messages get a verdict in time");
-    verdicts(&batch)
-}
-
-pub fn verdicts(batch: &Batch) -> Vec<Option<Verdict>> {
-    (0..batch.len()).map(|index| batch.verdict(index)).collect()
 }
 
 /// Waits, within [`LIMIT`], until every message has a verdict.
@@ -135,21 +80,6 @@ pub async fn publish_until_queued(publisher: &KafkaPublisher, batch: &Batch, mes
     tokio::select! {
         () = publisher.publish(batch.clone()) => panic!("the call is over: {batch:?}"),
         () = queued(publisher, messages) => {}
-    }
-}
-
-pub fn failure(verdict: &Option<Verdict>) -> &Failure {
-    match verdict {
-        Some(Verdict::Failed(failure)) => failure,
-        other => panic!("a failure was expected, not {other:?}"),
-    }
-}
-
-pub fn class(verdict: &Option<Verdict>) -> Option<FailureClass> {
-    match verdict {
-        Some(Verdict::Failed(failure)) => Some(failure.class),
-        Some(Verdict::Confirmed) => None,
-        None => panic!("a verdict was expected"),
     }
 }
 

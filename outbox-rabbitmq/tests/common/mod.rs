@@ -11,9 +11,8 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ConnectionProperties, ExchangeKind};
-use outbox_core::{
-    Batch, EventId, EventRow, EventRows, Failure, FailureClass, Message, Publisher, Verdict,
-};
+pub use outbox_conformance::messages::*;
+use outbox_core::{FailureClass, Message, Verdict};
 use outbox_rabbitmq::{RabbitMqConfig, RabbitMqPublisher};
 
 /// Time for anything that must happen; a busy machine needs a part of it.
@@ -124,45 +123,6 @@ pub fn id(message: &BasicGetMessage) -> String {
     message.properties.message_id().as_ref().unwrap().to_string()
 }
 
-/// An event's texts, with defaults that a test need not name.
-#[derive(Clone, Debug)]
-pub struct Row<'a> {
-    pub id: EventId,
-    pub aggregate_type: &'a str,
-    pub aggregate_id: Option<&'a str>,
-    pub event_type: &'a str,
-    pub payload: Option<&'a [u8]>,
-    pub headers: Option<&'a str>,
-}
-
-impl Default for Row<'_> {
-    fn default() -> Self {
-        Self {
-            id: EventId::generate(),
-            aggregate_type: "order",
-            aggregate_id: Some("a"),
-            event_type: "Created",
-            payload: Some(b"{}"),
-            headers: None,
-        }
-    }
-}
-
-impl Row<'_> {
-    pub fn to(&self, destination: &str) -> Message {
-        let mut rows = EventRows::default();
-        let mut row = EventRow::new(1, 0, self.id.clone());
-        row.aggregate_type = self.aggregate_type;
-        row.aggregate_id = self.aggregate_id;
-        row.event_type = self.event_type;
-        row.payload = self.payload;
-        row.headers = self.headers;
-        row.created_at_micros = 1_700_000_000_123_456;
-        rows.push(&row);
-        Message::new(rows.finish().pop().unwrap(), destination.into())
-    }
-}
-
 /// `count` messages, each with a key of its own.
 pub fn messages(destination: &str, count: usize) -> Vec<Message> {
     let message = |at: usize| {
@@ -178,37 +138,6 @@ pub fn ids(messages: &[Message]) -> Vec<String> {
     ids
 }
 
-/// Publishes, within [`LIMIT`], and returns the verdicts.
-pub async fn publish(
-    publisher: &RabbitMqPublisher,
-    messages: Vec<Message>,
-) -> Vec<Option<Verdict>> {
-    let batch = Batch::new(messages);
-    tokio::time::timeout(LIMIT, publisher.publish(batch.clone()))
-        .await
-        .expect("all messages get a verdict in time");
-    verdicts(&batch)
-}
-
-pub fn verdicts(batch: &Batch) -> Vec<Option<Verdict>> {
-    (0..batch.len()).map(|index| batch.verdict(index)).collect()
-}
-
-pub fn failure(verdict: &Option<Verdict>) -> &Failure {
-    match verdict {
-        Some(Verdict::Failed(failure)) => failure,
-        other => panic!("a failure was expected, not {other:?}"),
-    }
-}
-
 pub fn classes(verdicts: &[Option<Verdict>]) -> Vec<Option<FailureClass>> {
     verdicts.iter().map(class).collect()
-}
-
-pub fn class(verdict: &Option<Verdict>) -> Option<FailureClass> {
-    match verdict {
-        Some(Verdict::Failed(failure)) => Some(failure.class),
-        Some(Verdict::Confirmed) => None,
-        None => panic!("a verdict was expected"),
-    }
 }

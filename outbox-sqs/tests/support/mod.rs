@@ -15,7 +15,8 @@ use aws_sdk_sqs::types::{
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use outbox_conformance::Received;
-use outbox_core::{Batch, EventId, EventRow, EventRows, Failure, Message, Publisher, Verdict};
+pub use outbox_conformance::messages::*;
+use outbox_core::{Batch, Message, Publisher, Verdict};
 use outbox_sqs::{SdkConfig, SqsConfig, SqsPublisher};
 
 /// Time for anything that must happen; a busy machine needs a part of it.
@@ -48,45 +49,6 @@ pub fn publisher(endpoint: &str, config: &SqsConfig) -> SqsPublisher {
     SqsPublisher::new(&sdk(endpoint), config).unwrap()
 }
 
-/// An event's texts, with defaults that a test need not name.
-#[derive(Clone, Debug)]
-pub struct Row<'a> {
-    pub id: EventId,
-    pub aggregate_type: &'a str,
-    pub aggregate_id: Option<&'a str>,
-    pub event_type: &'a str,
-    pub payload: Option<&'a [u8]>,
-    pub headers: Option<&'a str>,
-}
-
-impl Default for Row<'_> {
-    fn default() -> Self {
-        Self {
-            id: EventId::generate(),
-            aggregate_type: "order",
-            aggregate_id: Some("a"),
-            event_type: "Created",
-            payload: Some(b"{}"),
-            headers: None,
-        }
-    }
-}
-
-impl Row<'_> {
-    pub fn to(&self, queue: &str) -> Message {
-        let mut rows = EventRows::default();
-        let mut row = EventRow::new(1, 0, self.id.clone());
-        row.aggregate_type = self.aggregate_type;
-        row.aggregate_id = self.aggregate_id;
-        row.event_type = self.event_type;
-        row.payload = self.payload;
-        row.headers = self.headers;
-        row.created_at_micros = 1_700_000_000_123_456;
-        rows.push(&row);
-        Message::new(rows.finish().pop().unwrap(), queue.into())
-    }
-}
-
 /// Messages of these keys with the payloads `0`, `1`, …
 pub fn numbered<'a>(queue: &str, keys: impl IntoIterator<Item = &'a str>) -> Vec<Message> {
     let number = |(at, key): (usize, &str)| {
@@ -95,13 +57,6 @@ pub fn numbered<'a>(queue: &str, keys: impl IntoIterator<Item = &'a str>) -> Vec
         Row { aggregate_id: Some(key), payload, ..Row::default() }.to(queue)
     };
     keys.into_iter().enumerate().map(number).collect()
-}
-
-/// Publishes, within [`LIMIT`], and returns the verdicts.
-pub async fn publish(publisher: &dyn Publisher, messages: Vec<Message>) -> Vec<Option<Verdict>> {
-    let batch = Batch::new(messages);
-    tokio::time::timeout(LIMIT, publisher.publish(batch.clone())).await.expect("the call ends");
-    verdicts(&batch)
 }
 
 /// As a relay does: what was not confirmed is sent again, in the order of its key.
@@ -127,17 +82,6 @@ pub fn in_order(stored: &[Stored]) -> bool {
         let number = stored.body.parse().unwrap();
         last.insert(stored.group.as_deref(), number).is_none_or(|before| before < number)
     })
-}
-
-pub fn verdicts(batch: &Batch) -> Vec<Option<Verdict>> {
-    (0..batch.len()).map(|index| batch.verdict(index)).collect()
-}
-
-pub fn failure(verdict: &Option<Verdict>) -> &Failure {
-    match verdict {
-        Some(Verdict::Failed(failure)) => failure,
-        other => panic!("a failure was expected, not {other:?}"),
-    }
 }
 
 /// `ok`, `open`, or the class of the failure.
