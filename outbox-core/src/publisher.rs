@@ -57,6 +57,7 @@ pub trait Publisher: fmt::Debug + Send + Sync {
 
 /// What a publisher promises about messages of one key in one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum KeyOrder {
     /// Nothing: a call carries one event per aggregate.
     Unordered,

@@ -23,6 +23,7 @@ pub struct RetryPolicy {
 
 /// What becomes of an event whose retries have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Exhausted {
     /// It moves to the dead-letter table, and its aggregate goes on.
     DeadLetter,
@@ -82,7 +83,8 @@ impl RetryPolicy {
         let doubled = 1u32.checked_shl(attempts.saturating_sub(1)).unwrap_or(u32::MAX);
         let plain = self.base.saturating_mul(doubled).min(self.max).min(Self::LONGEST);
         let luck = if luck.is_nan() { 0.0 } else { luck.clamp(0.0, 1.0) };
-        plain + plain.mul_f64(self.jitter.clamp(0.0, 0.1) * luck)
+        let jitter = if self.jitter.is_nan() { 0.0 } else { self.jitter.clamp(0.0, 0.1) };
+        plain + plain.mul_f64(jitter * luck)
     }
 }
 
@@ -147,6 +149,12 @@ mod tests {
     fn jitter_lengthens_by_a_tenth_at_most() {
         let policy = RetryPolicy::default().with_jitter(7.0);
         assert_eq!(policy.delay(3, 1.0), Duration::from_millis(4400));
+    }
+
+    #[test]
+    fn a_jitter_that_is_no_number_is_none() {
+        let policy = RetryPolicy { jitter: f64::NAN, ..RetryPolicy::default() };
+        assert_eq!(policy.delay(1, 1.0), Duration::from_secs(1));
     }
 
     proptest! {

@@ -672,10 +672,19 @@ impl Dead {
 /// The longest reason that the relay hands to a store, in bytes.
 pub const MAX_REASON_BYTES: usize = 4096;
 
-/// A reason as a table of text can hold it: without NUL, and cut between two characters at [`MAX_REASON_BYTES`].
+/// A reason as a table of text can hold it: without NUL, and at most [`MAX_REASON_BYTES`] long. Of a longer one the beginning
+/// and the end are kept, which name what was attempted and the cause.
 #[must_use]
 pub fn cut_reason(text: &str) -> String {
-    text[..text.floor_char_boundary(MAX_REASON_BYTES)].replace('\0', "\u{fffd}")
+    const MARK: &str = " … ";
+    let text = text.replace('\0', "\u{fffd}");
+    if text.len() <= MAX_REASON_BYTES {
+        return text;
+    }
+    let half = (MAX_REASON_BYTES - MARK.len()) / 2;
+    let head = text.floor_char_boundary(half);
+    let tail = text.ceil_char_boundary(text.len() - half);
+    format!("{}{MARK}{}", &text[..head], &text[tail..])
 }
 
 /// What a settle did.
@@ -714,6 +723,8 @@ pub struct Backlog {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn only(types: &[&str]) -> TypeFilter {
@@ -736,10 +747,18 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_cut_between_characters_and_holds_no_nul() {
+    fn a_long_reason_keeps_its_head_and_its_tail() {
         assert_eq!(cut_reason("a\0b"), "a\u{fffd}b");
-        let long = "ä".repeat(MAX_REASON_BYTES);
-        assert_eq!(cut_reason(&format!("x{long}")).len(), MAX_REASON_BYTES - 1);
+        let cut = cut_reason(&format!("connect{}cause", "é".repeat(20_000)));
+        assert!(cut.starts_with("connecté") && cut.ends_with("écause"));
+    }
+
+    proptest! {
+        #[test]
+        fn every_reason_can_be_stored(reason in "(.|\0){0,6000}") {
+            let cut = cut_reason(&reason);
+            prop_assert!(cut.len() <= MAX_REASON_BYTES && !cut.contains('\0'));
+        }
     }
 
     #[test]

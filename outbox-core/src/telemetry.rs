@@ -127,9 +127,27 @@ impl Telemetry {
         }
     }
 
+    fn gauges(&self) -> [&Gauge; 5] {
+        [
+            &self.lanes_owned,
+            &self.window_events,
+            &self.destination_down,
+            &self.open_messages,
+            &self.quarantined,
+        ]
+    }
+
     pub(crate) fn publisher(&self, stats: Vec<(&'static str, f64)>) {
         for (stat, value) in stats {
             gauge!(PUBLISHER, "pipeline" => self.pipeline.clone(), "stat" => stat).set(value);
         }
+    }
+}
+
+/// A relay that has ended owns nothing, and knows nothing of its table any more.
+impl Drop for Telemetry {
+    fn drop(&mut self) {
+        self.gauges().iter().for_each(|gauge| gauge.set(0.0));
+        self.backlog(&Backlog::default());
     }
 }

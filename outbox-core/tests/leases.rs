@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Heartbeats come and go while lanes are given back.
 const RELEASE: Duration = Duration::from_millis(2500);
+const POLL: Duration = Duration::from_millis(10);
 const LONG: Duration = Duration::from_secs(600);
 
 /// The colleague for whom the lanes were meant has left again, so a relay that believes the old list keeps them, and
@@ -25,6 +26,8 @@ async fn a_heartbeat_that_still_lists_lanes_given_back_takes_none_of_them() {
     let slow = Arc::new(SlowRelease { store: store.clone(), begun: Notify::new() });
     let mut timing = Timing::default();
     timing.heartbeat = HEARTBEAT;
+    // What is appended is claimed before the next heartbeat could tell.
+    timing = timing.with_poll(POLL, POLL);
     let relay = Relay::new(slow.clone(), Arc::new(publisher.clone()))
         .with_timing(timing)
         .with_virtual_time();

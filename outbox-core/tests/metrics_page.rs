@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -37,13 +37,49 @@ async fn the_page_lists_every_metric_with_its_labels() {
     teller.with_virtual_time().run(tokio::time::sleep(Duration::from_secs(60))).await.unwrap();
     drop(guard);
 
-    let emitted = recorder.0.into_inner().unwrap();
+    let emitted = recorder.metrics.into_inner().unwrap();
     let page = metrics_of(&read("../docs/metrics.md"));
     for name in page.keys().chain(emitted.keys()) {
         assert_eq!(page.get(name), emitted.get(name), "{name}: docs/metrics.md, and a relay");
     }
     let constants = constants_of(&read("src/telemetry.rs"));
     assert_eq!(page.into_keys().collect::<BTreeSet<_>>(), constants);
+}
+
+/// However it ended: here its future is dropped in an outage.
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_has_ended_leaves_no_gauge_behind() {
+    let recorder = Seen::default();
+    let guard = set_default_local_recorder(&recorder);
+    let (store, publisher) = (MemoryStore::new(), MemoryPublisher::new());
+    publisher.outage(true);
+    let mut transaction = store.begin();
+    let event = NewEvent::builder("order", "a", "Created").build().unwrap();
+    store.append(&mut transaction, &[event]).await.unwrap();
+    transaction.commit();
+    let mut relay = Box::pin(
+        Relay::new(Arc::new(store), Arc::new(publisher))
+            .with_virtual_time()
+            .run(std::future::pending()),
+    );
+    let value =
+        |name: &str| f64::from_bits(recorder.gauges.lock().unwrap()[name].load(Ordering::Relaxed));
+    let of_the_relay = [
+        "outbox_lanes_owned",
+        "outbox_window_events",
+        "outbox_destination_down",
+        "outbox_pending",
+        "outbox_oldest_pending_age_seconds",
+    ];
+    assert!(tokio::time::timeout(Duration::from_secs(60), &mut relay).await.is_err());
+    assert!(of_the_relay.iter().all(|name| value(name) > 0.0), "it works");
+    drop(relay);
+    // Its tasks are gone a moment later.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    drop(guard);
+    for name in of_the_relay {
+        assert_eq!(value(name), 0.0, "{name}");
+    }
 }
 
 #[test]
@@ -104,13 +140,16 @@ impl Publisher for Teller {
 }
 
 #[derive(Debug, Default)]
-struct Seen(Mutex<Metrics>);
+struct Seen {
+    metrics: Mutex<Metrics>,
+    gauges: Mutex<BTreeMap<String, Arc<AtomicU64>>>,
+}
 
 impl Seen {
     fn note(&self, key: &Key, kind: &'static str) {
         let labels = key.labels().map(|label| label.key().to_owned()).collect();
-        let before = self.0.lock().unwrap().insert(key.name().to_owned(), (kind, labels));
-        let now = &self.0.lock().unwrap()[key.name()];
+        let before = self.metrics.lock().unwrap().insert(key.name().to_owned(), (kind, labels));
+        let now = &self.metrics.lock().unwrap()[key.name()];
         assert!(before.is_none_or(|before| before == *now), "{key} changes its labels");
     }
 }
@@ -127,7 +166,8 @@ impl Recorder for Seen {
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
         self.note(key, "gauge");
-        Gauge::noop()
+        let mut gauges = self.gauges.lock().unwrap();
+        Gauge::from_arc(gauges.entry(key.name().to_owned()).or_default().clone())
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {

@@ -37,6 +37,8 @@ pub(super) struct Call {
     pub(super) batch: Batch,
     /// The events of the batch, in its order.
     pub(super) handles: Vec<Handle>,
+    /// Of all its messages.
+    bytes: usize,
     /// Those of one aggregate each, as long as they are not over.
     pub(super) runs: Vec<Run>,
     pub(super) started: Duration,
@@ -46,6 +48,12 @@ pub(super) struct Call {
     pub(super) confirmed: bool,
     /// Whether its outcome was told to the outage policy.
     pub(super) counted: bool,
+}
+
+impl Call {
+    fn lingers(&self, now: Duration) -> bool {
+        !self.running || (self.confirmed && now >= self.started + LINGERS_AFTER)
+    }
 }
 
 /// The events of one aggregate in a call.
@@ -94,9 +102,13 @@ impl Calls {
     }
 
     fn active(&self, now: Duration) -> usize {
-        let lingers =
-            |call: &&Call| !call.running || (call.confirmed && now >= call.started + LINGERS_AFTER);
-        self.open.values().filter(|call| !lingers(call)).count()
+        self.open.values().filter(|call| !call.lingers(now)).count()
+    }
+
+    /// Bytes of the calls that have given their place to others: their messages stay in memory, confirmed or not, until the last
+    /// of a call has its verdict.
+    fn lingering_bytes(&self, now: Duration) -> usize {
+        self.open.values().filter(|call| call.lingers(now)).map(|call| call.bytes).sum()
     }
 
     /// Messages whose publisher has returned or was cut off, without a verdict.
@@ -124,6 +136,7 @@ impl Pipeline {
         for id in due {
             self.take_verdicts(id, now);
         }
+        self.end_forgotten(now);
         self.telemetry.open_messages.set(self.calls.overdue() as f64);
         let look = (!self.calls.is_empty()).then(|| now + LOOK);
         let wait = self.form_calls(now);
@@ -148,7 +161,7 @@ impl Pipeline {
             }
             let active = self.calls.active(now);
             let allowed = if self.outage.limit().is_some() { 1 } else { limits.calls };
-            if active >= allowed {
+            if active >= allowed || self.calls.lingering_bytes(now) >= limits.window_bytes {
                 return None;
             }
             let company = self.calls.last_started + COMPANY;
@@ -245,6 +258,7 @@ impl Pipeline {
         });
         self.calls.last_started = now;
         let call = Call {
+            bytes: handles.iter().map(|handle| self.known.event(*handle).size()).sum(),
             batch,
             handles,
             runs,

@@ -96,8 +96,8 @@ impl Pipeline {
             .filter(|(_, lane)| lane.crashes > 0 && !lane.leaving)
             .filter_map(|(id, lane)| {
                 let inherited = lane.inherited?;
-                let closed = !probed || lane.covered >= inherited;
-                let read = lane.read >= inherited && closed;
+                // Without probes it became known when the lane had been read to its end.
+                let read = !probed || (lane.read >= inherited && lane.covered >= inherited);
                 (read && recovered(*id, inherited)).then_some(*id)
             })
             .collect()

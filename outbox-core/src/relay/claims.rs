@@ -15,7 +15,7 @@ use super::watermark::Aside;
 use crate::hint::Hint;
 use crate::store::LaneRead;
 use crate::{
-    ClaimRequest, Claimed, Epoch, Event, LaneCursor, LaneId, Position, Probe, StoreError,
+    ClaimRequest, Claimed, Event, LaneCursor, LaneId, Position, Probe, StoreError,
     Watermark as Mode, headers,
 };
 
@@ -60,7 +60,8 @@ pub(super) enum Out {
 /// What was known when a claim started.
 #[derive(Debug)]
 pub(super) struct Asked {
-    pub(super) lanes: Vec<(LaneCursor, Epoch)>,
+    /// With the [taking](Lane::taking) of each.
+    pub(super) lanes: Vec<(LaneCursor, u64)>,
     safe: Position,
     top: Position,
     aside: Vec<Aside>,
@@ -219,6 +220,12 @@ impl Pipeline {
             .then(|| u32::try_from(limit).unwrap_or(u32::MAX))
     }
 
+    /// How many bytes a claim may bring: what has room in the window. An event that is larger comes alone.
+    pub(super) fn claim_bytes(&self) -> usize {
+        let limits = &self.parts.limits;
+        limits.window_bytes.saturating_sub(self.known.bytes()).clamp(1, limits.claim_bytes)
+    }
+
     /// Whether a claim asks this lane: one whose aggregates stand still may not fill the window and stop all others.
     fn has_room(&self, id: LaneId, lane: &Lane) -> bool {
         let share = if self.lanes.len() > 1 { 2 } else { 1 };
@@ -227,11 +234,11 @@ impl Pipeline {
 
     fn start_claim(&mut self, limit: u32, now: Duration) {
         let take = reading::takes(&self.lanes, limit);
-        let mut lanes: Vec<(LaneCursor, Epoch)> = self
+        let mut lanes: Vec<(LaneCursor, u64)> = self
             .lanes
             .iter()
             .filter(|(id, lane)| self.has_room(**id, lane))
-            .map(|(id, lane)| (self.cursor(*id, lane, take), lane.epoch))
+            .map(|(id, lane)| (self.cursor(*id, lane, take), lane.taking))
             .collect();
         self.reader.turn = (self.reader.turn + 1) % lanes.len();
         lanes.rotate_left(self.reader.turn);
@@ -239,7 +246,7 @@ impl Pipeline {
             self.worker.pipeline.clone(),
             lanes.iter().map(|(cursor, _)| *cursor).collect(),
             limit,
-            self.parts.limits.claim_bytes,
+            self.claim_bytes(),
         )
         .excluding(self.excluded());
         let asked = self.asked(lanes, now);
@@ -258,7 +265,7 @@ impl Pipeline {
         cursor
     }
 
-    pub(super) fn asked(&mut self, lanes: Vec<(LaneCursor, Epoch)>, now: Duration) -> Asked {
+    pub(super) fn asked(&mut self, lanes: Vec<(LaneCursor, u64)>, now: Duration) -> Asked {
         Asked {
             lanes,
             safe: self.watermark.safe(),
@@ -403,7 +410,7 @@ impl Pipeline {
         }
     }
 
-    /// Takes in what is new of lanes that are still owned under the same epoch. Returns how many events that were.
+    /// Takes in what is new of lanes that were not lost meanwhile. Returns how many events that were.
     fn admit(&mut self, asked: &Asked, claimed: Claimed) -> usize {
         let mut last: Vec<Position> = asked.lanes.iter().map(|(cursor, _)| cursor.from).collect();
         let mut new = Vec::with_capacity(claimed.events.len());
@@ -412,12 +419,12 @@ impl Pipeline {
         let fresh = claimed.events.iter().filter(|event| !event.is_waiting()).count();
         let mut for_due = room.saturating_sub(fresh);
         for event in claimed.events {
-            let at = asked.lanes.iter().position(|(cursor, epoch)| {
+            let at = asked.lanes.iter().position(|(cursor, taking)| {
                 cursor.lane == event.lane()
                     && self
                         .lanes
                         .get(&cursor.lane)
-                        .is_some_and(|lane| lane.epoch == *epoch && !lane.leaving)
+                        .is_some_and(|lane| lane.taking == *taking && !lane.leaving)
             });
             let Some(at) = at else { continue };
             if !event.is_waiting() {
@@ -437,13 +444,16 @@ impl Pipeline {
             new.push(event);
         }
         let probed = self.watermark_is_probed();
-        for (((cursor, epoch), read), last) in asked.lanes.iter().zip(&claimed.reads).zip(last) {
+        for (((cursor, taking), read), last) in asked.lanes.iter().zip(&claimed.reads).zip(last) {
             if let Some(lane) = self.lanes.get_mut(&cursor.lane)
-                && lane.epoch == *epoch
+                && lane.taking == *taking
             {
                 lane.advance(*read, last, asked.safe, asked.top);
-                if !probed && *read == LaneRead::ToEnd {
-                    lane.inherited.get_or_insert(lane.read);
+                if !probed && *read == LaneRead::ToEnd && lane.inherited.is_none() {
+                    let known = self.known.iter().map(|(_, event, _)| event);
+                    let of_lane = known.filter(|event| event.lane() == cursor.lane);
+                    let highest = of_lane.map(Event::position).max().unwrap_or(0);
+                    lane.inherited = Some(highest.max(last));
                 }
             }
         }

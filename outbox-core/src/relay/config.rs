@@ -8,15 +8,16 @@ use std::time::Duration;
 pub struct Limits {
     /// Events from claim to settle; at least 2. Default 16,000.
     pub window_events: usize,
-    /// Bytes of those events (texts and payloads). Default 64 MiB. One event larger than that is fetched singly.
+    /// Bytes of those events (texts and payloads). Default 64 MiB. One event larger than that is fetched singly. As many again
+    /// may stay in memory in calls that are confirmed in part: beyond that no call starts.
     pub window_bytes: usize,
     /// Fresh events of one claim, and as many whose wait is over. Default 2,000.
     pub claim_events: usize,
-    /// Bytes of one claim. Default 8 MiB.
+    /// Bytes of one claim. Default 8 MiB, at most 1 GiB ([`Limits::MAX_CLAIM_BYTES`]).
     pub claim_bytes: usize,
     /// Events of one publish call. Default 2,000.
     pub call_events: usize,
-    /// Bytes of one publish call. Default 8 MiB.
+    /// Bytes of one publish call. Default 8 MiB; a larger event is sent alone.
     pub call_bytes: usize,
     /// Publish calls that run at the same time. Default 4.
     pub calls: usize,
@@ -69,8 +70,8 @@ impl Limits {
     #[must_use]
     pub fn with_bytes(mut self, window: usize, batch: usize) -> Self {
         self.window_bytes = window.max(1);
-        self.claim_bytes = batch.clamp(1, self.window_bytes);
-        self.call_bytes = self.claim_bytes;
+        self.call_bytes = batch.clamp(1, self.window_bytes);
+        self.claim_bytes = self.call_bytes.min(Self::MAX_CLAIM_BYTES);
         self
     }
 
@@ -79,6 +80,9 @@ impl Limits {
 
     /// The most bytes that any of these may be: 1 TiB, or half of what the machine can address.
     pub const MAX_BYTES: usize = if usize::BITS > 32 { 1 << 40 } else { usize::MAX / 2 };
+
+    /// The most bytes of one claim: its events share one buffer, which holds less than 4 GiB.
+    pub const MAX_CLAIM_BYTES: usize = 1 << 30;
 
     /// Whether a relay can work with these.
     ///
@@ -94,7 +98,7 @@ impl Limits {
             ("calls", self.calls, 1, Self::MAX_EVENTS),
             ("settle_events", self.settle_events, 1, Self::MAX_EVENTS),
             ("window_bytes", self.window_bytes, 1, Self::MAX_BYTES),
-            ("claim_bytes", self.claim_bytes, 1, Self::MAX_BYTES),
+            ("claim_bytes", self.claim_bytes, 1, Self::MAX_CLAIM_BYTES),
             ("call_bytes", self.call_bytes, 1, Self::MAX_BYTES),
         ];
         match settings.iter().find(|(_, value, least, most)| value < least || value > most) {
@@ -131,7 +135,8 @@ pub struct Timing {
     pub publish_deadline: Duration,
     /// How long the relay waits for a statement. Default 5 s. What the server may still do after that is the store's setting.
     pub statement_deadline: Duration,
-    /// How long a clean stop waits for open calls. Default 20 s; zero abandons them at once.
+    /// How long a clean stop waits for open calls and their settles. Default 15 s, which is the longest that a call runs; zero
+    /// abandons them at once. After it the stop ends within two more `statement_deadline`s: open messages are abandoned, the lanes given back.
     pub shutdown_deadline: Duration,
     /// The shortest pause between two settles while little flows. Default 20 ms; zero settles whatever there is at once.
     pub settle_gap: Duration,
@@ -157,7 +162,7 @@ impl Default for Timing {
             heartbeat: Duration::from_secs(10),
             publish_deadline: Duration::from_secs(15),
             statement_deadline: Duration::from_secs(5),
-            shutdown_deadline: Duration::from_secs(20),
+            shutdown_deadline: Duration::from_secs(15),
             settle_gap: Duration::from_millis(20),
             probe: Duration::from_millis(100),
             sweep: Duration::from_secs(5),

@@ -24,6 +24,8 @@ pub(super) struct Keeper {
     patience: BTreeMap<LaneId, Duration>,
     /// Lanes given back, and the epoch under which they were ours: a heartbeat that was on its way may still list them.
     given: BTreeMap<LaneId, Epoch>,
+    /// How often a lane was taken.
+    takings: u64,
 }
 
 /// A worker that owns less than its share asks again this soon.
@@ -39,6 +41,7 @@ impl Keeper {
             steady: true,
             patience: BTreeMap::new(),
             given: BTreeMap::new(),
+            takings: 0,
         }
     }
 }
@@ -138,7 +141,8 @@ impl Pipeline {
                     tracing::warn!(pipeline, lane = owned.lane, crashes = owned.crashes,
                         "owners of this lane died one after another: its events are sent one at a time");
                 }
-                Lane::new(*owned)
+                self.keeper.takings += 1;
+                Lane::new(*owned, self.keeper.takings)
             });
         }
         self.telemetry.lanes_owned.set(self.lanes.len() as f64);

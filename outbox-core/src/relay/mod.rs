@@ -36,6 +36,9 @@ use crate::{
     StoreErrorKind, Worker,
 };
 
+/// The longest name of a worker, in bytes.
+const MAX_WORKER_NAME_BYTES: usize = 255;
+
 /// Relays the events of one pipeline: claim, publish, settle, over and over.
 ///
 /// ```
@@ -99,7 +102,7 @@ impl Relay {
         self
     }
 
-    /// Under this name in the table of workers, for people: host and process, say.
+    /// Under this name in the table of workers, for people: host and process, say. At most 255 bytes, without NUL.
     #[must_use]
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
@@ -159,6 +162,12 @@ impl Relay {
     ///
     /// When the settings do not fit together, or when the store is misconfigured at the first start.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), StoreError> {
+        if self.name.contains('\0') || self.name.len() > MAX_WORKER_NAME_BYTES {
+            return Err(StoreError::misconfigured(format!(
+                "with_name: the worker's name has {} bytes: it must have at most {MAX_WORKER_NAME_BYTES}, and no NUL",
+                self.name.len()
+            )));
+        }
         self.limits.check().map_err(StoreError::misconfigured)?;
         self.timing.check().map_err(StoreError::misconfigured)?;
         let telemetry = Arc::new(Telemetry::new(self.pipeline.name()));
@@ -206,16 +215,20 @@ impl Relay {
         mut shutdown: std::pin::Pin<&mut (impl Future<Output = ()> + Send)>,
     ) -> Result<(), StoreError> {
         let worker = Worker::new(self.pipeline.clone(), self.name.clone());
-        // An earlier life may have left messages open.
-        self.end_open_messages().await?;
-        let join =
-            tokio::time::timeout(self.timing.statement_deadline * 2, self.store.join(&worker));
+        let start = async {
+            // An earlier life may have left messages open.
+            self.end_open_messages().await?;
+            let join = self.store.join(&worker);
+            let joined = tokio::time::timeout(self.timing.statement_deadline * 2, join).await;
+            joined.unwrap_or_else(|_| {
+                let reason = "the store does not answer when the pipeline joins it";
+                Err(StoreError::unavailable(reason))
+            })
+        };
         let lanes = tokio::select! {
             biased;
             () = &mut shutdown => return Ok(()),
-            lanes = join => lanes.map_err(|_| {
-                StoreError::unavailable("the store does not answer when the pipeline joins it")
-            })??,
+            lanes = start => lanes?,
         };
         *joined = true;
         let parts = Parts {

@@ -96,10 +96,15 @@ impl Outage {
         self.passed_last = false;
     }
 
-    /// Something was confirmed by a call with `sent` events (or late). Returns the event that is to be counted as failed.
-    pub(crate) fn passed(&mut self, sent: usize, lone: Option<Position>) -> Option<Position> {
+    /// Something was confirmed: the pause is over.
+    pub(crate) fn answers(&mut self) {
         self.failures = 0;
         self.paused_until = None;
+    }
+
+    /// Something was confirmed by a call with `sent` events, and in time. Returns the event that is to be counted as failed.
+    pub(crate) fn passed(&mut self, sent: usize, lone: Option<Position>) -> Option<Position> {
+        self.answers();
         let limit = self.limit?;
         let charged = self.bracketed.take().filter(|failed| Some(*failed) != lone);
         let counted = charged.filter(|failed| !self.suspects.insert(*failed));
@@ -182,6 +187,32 @@ mod tests {
             outage.passed(sent, None);
         }
         assert_eq!(outage.limit(), None);
+    }
+
+    #[test]
+    fn a_late_confirmation_ends_the_pause_and_lifts_no_limit() {
+        let mut outage = outage();
+        fail(&mut outage, 8, None);
+        for single in 0..8 {
+            outage.passed(1, Some(single));
+        }
+        for _ in 0..20 {
+            outage.answers();
+        }
+        assert_eq!(outage.limit(), Some(2), "as much as was shown to pass");
+        let now = fail(&mut outage, 2, None);
+        outage.answers();
+        assert_eq!((outage.paused_until(now), outage.limit()), (None, Some(1)));
+    }
+
+    #[test]
+    fn a_late_confirmation_is_no_success_that_puts_a_lone_failure_between_two() {
+        let mut outage = outage();
+        fail(&mut outage, 8, None);
+        assert_eq!(outage.passed(1, Some(1)), None);
+        fail(&mut outage, 1, Some(7));
+        outage.answers();
+        assert!(!outage.is_suspect(7));
     }
 
     #[test]

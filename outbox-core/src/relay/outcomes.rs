@@ -52,20 +52,30 @@ impl Pipeline {
                 self.destination_failed(sent, lone, &reason, call.started, now);
             }
         } else if outcome.confirmed > 0 && (over || call.counted) {
-            // A late confirmation ends the outage that its silence began, but says nothing about how much may be sent.
-            let sent = if std::mem::replace(&mut call.counted, true) { 0 } else { sent };
-            self.destination_passed(sent, lone.filter(|_| sent > 0));
+            if std::mem::replace(&mut call.counted, true) {
+                self.destination_answers();
+            } else {
+                self.destination_passed(sent, lone);
+            }
         }
         if !over {
-            let orphaned = !call.running && call.batch.is_orphaned();
-            let patience = self.parts.timing.publish_deadline * OPEN_DEADLINES;
-            let forgotten = !call.running && now >= call.started + patience;
             self.calls.open.insert(id, call);
-            if orphaned && !self.calls.is_abandoning() {
-                self.abandon("a publish call ended without a verdict on every message");
-            } else if forgotten && !self.calls.is_abandoning() {
-                self.abandon("messages stayed open for many publish deadlines");
-            }
+        }
+    }
+
+    /// Ends open messages of calls that are over and of which nothing will be heard any more.
+    pub(super) fn end_forgotten(&mut self, now: Duration) {
+        if self.calls.is_abandoning() {
+            return;
+        }
+        let timing = &self.parts.timing;
+        let (soon, late) = (timing.outage_base, timing.publish_deadline * OPEN_DEADLINES);
+        let ended = || self.calls.open.values().filter(|call| !call.running);
+        // A publisher that answers nothing, at once and each time, is not asked again at once each time.
+        if ended().any(|call| now >= call.started + soon && call.batch.is_orphaned()) {
+            self.abandon("a publish call ended without a verdict on every message");
+        } else if ended().any(|call| now >= call.started + late) {
+            self.abandon("messages stayed open for many publish deadlines");
         }
     }
 
@@ -255,13 +265,17 @@ impl Pipeline {
         }
     }
 
-    fn destination_passed(&mut self, sent: usize, lone: Option<i64>) {
+    /// A confirmation came late: it ends the outage that its silence began, but says nothing about how much may be sent.
+    fn destination_answers(&mut self) {
         if self.outage.is_down() {
-            tracing::info!(
-                pipeline = self.worker.pipeline.name(),
-                "the destination takes messages"
-            );
+            let pipeline = self.worker.pipeline.name();
+            tracing::info!(pipeline, "the destination takes messages");
         }
+        self.outage.answers();
+    }
+
+    fn destination_passed(&mut self, sent: usize, lone: Option<i64>) {
+        self.destination_answers();
         let counted = self.outage.passed(sent, lone).and_then(|failed| self.known.find(failed));
         if let Some(handle) = counted.filter(|handle| self.known.stage(*handle) == Stage::Queued) {
             let reason = "each time this event was sent alone its destination became unavailable, while others passed";

@@ -196,6 +196,8 @@ impl Pipeline {
     }
 
     fn pump_backlog(&mut self, now: Duration) -> Option<Duration> {
+        self.telemetry.window_events.set(self.known.unsettled() as f64);
+        self.telemetry.destination_down.set(if self.outage.is_down() { 1.0 } else { 0.0 });
         let every = self.parts.timing.backlog;
         if every.is_zero() || self.stopping.is_some() {
             return None;
@@ -207,8 +209,6 @@ impl Pipeline {
             let backlog = async move { store.backlog(&pipeline, BACKLOG_CAP).await };
             self.statement(backlog, Reply::Backlog);
         }
-        self.telemetry.window_events.set(self.known.unsettled() as f64);
-        self.telemetry.destination_down.set(if self.outage.is_down() { 1.0 } else { 0.0 });
         Some(self.next_backlog)
     }
 
@@ -230,7 +230,9 @@ impl Pipeline {
         if !self.calls.is_empty() && !self.calls.is_abandoning() {
             self.abandon("the time to stop is over");
         }
-        now >= deadline + self.parts.timing.publish_deadline
+        // What could not be settled by now comes again.
+        (self.calls.is_empty() && !self.settler.is_writing())
+            || now >= deadline + self.parts.timing.statement_deadline
     }
 
     /// Signs off: the lanes are free for others at once.

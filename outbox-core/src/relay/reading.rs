@@ -13,6 +13,9 @@ use crate::{Epoch, LaneId, OwnedLane, Position};
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) epoch: Epoch,
+    /// Which taking of a lane by this worker it is: a claim from before it was lost and regained counts for nothing, even
+    /// under the same epoch, since what was known then is forgotten.
+    pub(crate) taking: u64,
     pub(crate) read: Position,
     pub(crate) covered: Position,
     /// Whether the last claim left rows behind in it.
@@ -26,9 +29,10 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(owned: OwnedLane) -> Self {
+    pub(crate) fn new(owned: OwnedLane, taking: u64) -> Self {
         Self {
             epoch: owned.epoch,
+            taking,
             read: 0,
             covered: 0,
             hungry: true,
@@ -104,7 +108,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn lane() -> Lane {
-        Lane::new(OwnedLane { lane: 0, epoch: 1, crashes: 0 })
+        Lane::new(OwnedLane { lane: 0, epoch: 1, crashes: 0 }, 1)
     }
 
     #[test]

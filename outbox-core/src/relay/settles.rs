@@ -12,8 +12,8 @@ use super::pipeline::{Pipeline, Reply};
 use super::refused::Refused;
 use super::verdict::Fate;
 use crate::{
-    Dead, Delivered, Epoch, LaneId, MAX_REASON_BYTES, Retry, Settled, Settlements, StoreError,
-    StoreErrorKind,
+    Dead, Delivered, Epoch, LaneId, Retry, Settled, Settlements, StoreError, StoreErrorKind,
+    cut_reason,
 };
 
 /// Verdicts on their way into the table.
@@ -107,7 +107,7 @@ impl Judged {
     }
 
     pub(super) fn failed(handle: Handle, fate: Fate, reason: &str) -> Self {
-        let reason = clean(reason);
+        let reason = cut_reason(reason);
         let verdict = match fate {
             Fate::Dead { attempts } => Verdict::Dead { attempts, reason },
             Fate::Wait { attempts, delay } => Verdict::Wait { attempts, delay, reason },
@@ -164,6 +164,11 @@ impl Settler {
             && self.parts.is_empty()
     }
 
+    /// Whether a settle is out.
+    pub(super) fn is_writing(&self) -> bool {
+        self.out.is_some()
+    }
+
     /// Whether no claim may start: a settle that begins or ends a wait is out, or wants to be.
     pub(super) fn needs_quiet(&self) -> bool {
         !self.waits.is_empty()
@@ -207,8 +212,10 @@ impl Pipeline {
                 self.settler.parts.pop_front().unwrap_or_default()
             }
             _ if quiet && !self.settler.waits.is_empty() => {
-                let mut judged: Vec<Judged> = self.settler.waits.drain(..).collect();
-                let room = self.parts.limits.settle_events.saturating_sub(judged.len());
+                let most = self.parts.limits.settle_events;
+                let waits = self.settler.waits.len().min(most);
+                let mut judged: Vec<Judged> = self.settler.waits.drain(..waits).collect();
+                let room = most - judged.len();
                 let plain = self.settler.plain.len().min(room);
                 judged.extend(self.settler.plain.drain(..plain));
                 judged
@@ -367,40 +374,5 @@ impl Pipeline {
         }
         self.known.settled(handle);
         self.reader.settled(handle);
-    }
-}
-
-/// A reason that every database can store: without NUL, and of its middle the longest part left out.
-fn clean(reason: &str) -> String {
-    let reason = reason.replace('\0', "\u{fffd}");
-    if reason.len() <= MAX_REASON_BYTES {
-        return reason;
-    }
-    let half = MAX_REASON_BYTES / 2 - 8;
-    let head = reason.floor_char_boundary(half);
-    let tail = reason.ceil_char_boundary(reason.len() - half);
-    format!("{} … {}", &reason[..head], &reason[tail..])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    /// Covers B058 and H049.
-    #[test]
-    fn a_long_reason_keeps_its_head_and_its_tail() {
-        let reason = format!("connect{}cause", "é".repeat(20_000));
-        let cleaned = clean(&reason);
-        assert!(cleaned.starts_with("connect") && cleaned.ends_with("cause"));
-        assert!(cleaned.len() <= MAX_REASON_BYTES);
-    }
-
-    proptest! {
-        #[test]
-        fn every_reason_can_be_stored(reason in ".{0,6000}") {
-            let cleaned = clean(&reason);
-            prop_assert!(cleaned.len() <= MAX_REASON_BYTES && !cleaned.contains('\0'));
-        }
     }
 }

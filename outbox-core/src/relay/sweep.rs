@@ -12,7 +12,7 @@ use super::config::Timing;
 use super::pipeline::{Pipeline, Reply};
 use super::reach::Reach;
 use crate::store::LaneRead;
-use crate::{ClaimRequest, Claimed, Epoch, LaneCursor, Position, StoreError};
+use crate::{ClaimRequest, Claimed, LaneCursor, Position, StoreError};
 
 /// When to sweep next, and from where.
 #[derive(Debug)]
@@ -72,12 +72,12 @@ impl Pipeline {
         };
         let end = self.reader.sweeper.reach.bound(at, top);
         let take = (limit / u32::try_from(behind.clone().count()).unwrap_or(u32::MAX)).max(1);
-        let lanes: Vec<(LaneCursor, Epoch)> = behind
+        let lanes: Vec<(LaneCursor, u64)> = behind
             .map(|(id, lane)| {
                 // Due rows are the claims' business.
                 let mut cursor = LaneCursor::new(*id, at, 0, take);
                 cursor.to = lane.from().min(end);
-                (cursor, lane.epoch)
+                (cursor, lane.taking)
             })
             .collect();
         let known = self.known.iter().map(|(_, event, _)| event.position());
@@ -142,8 +142,8 @@ impl Pipeline {
     /// Looks for events that no claim would have found, and sends reading back to before them. Whether there were any.
     fn find_late(&mut self, part: &Part, claimed: &Claimed) -> bool {
         let mut found = false;
-        for (cursor, epoch) in &part.asked.lanes {
-            let lane = self.lanes.get_mut(&cursor.lane).filter(|lane| lane.epoch == *epoch);
+        for (cursor, taking) in &part.asked.lanes {
+            let lane = self.lanes.get_mut(&cursor.lane).filter(|lane| lane.taking == *taking);
             let Some(lane) = lane else { continue };
             let from = lane.from();
             for event in &claimed.events {

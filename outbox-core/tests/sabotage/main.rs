@@ -108,7 +108,8 @@ pub(crate) fn is_off(rule: &str) -> bool {
 
 /// The tests that fail while `rule` is taken away; the simulation comes last, since it takes longest.
 fn red(copy: &Path, rule: &str) -> Vec<String> {
-    let quick = ["--lib", "--test", "schedules", "--test", "relay", "--test", "faults"];
+    let quick =
+        ["--lib", "--test", "schedules", "--test", "relay", "--test", "faults", "--test", "leases"];
     let mut red = run(copy, rule, DEADLINE_SECONDS, &quick);
     if red.is_empty() {
         red = run(copy, rule, DEADLINE_SECONDS, &["--test", "simulation"]);

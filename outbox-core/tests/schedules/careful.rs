@@ -35,6 +35,25 @@ async fn in_a_lane_whose_owners_died_the_attempt_is_written_before_the_call() {
     assert!(recovered, "what was there at the take-over is settled");
 }
 
+/// There is always something new, and nothing tells what was there at the take-over.
+#[tokio::test(start_paused = true)]
+async fn without_a_watermark_too_a_lane_recovers_while_events_keep_coming() {
+    let stage = Stage::with_watermark(1, Watermark::None);
+    stage.script.crashes(3);
+    stage
+        .run(async {
+            for n in 0..200 {
+                stage.write(&format!("a{n}"), &["x"]).await;
+                stage.write(&format!("b{n}"), &["x"]).await;
+                stage.after(20).await;
+            }
+            let settles = stage.script.settles();
+            assert!(settles.iter().any(|settle| !settle.recovered.is_empty()));
+            stage.until_settled().await;
+        })
+        .await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_event_that_killed_its_senders_often_enough_is_given_up_unsent() {
     let mut stage = Stage::new();

@@ -38,8 +38,11 @@ impl Stage {
     }
 
     fn with_lanes(lanes: u16) -> Self {
-        let capabilities =
-            Capabilities::default().with_leases(true).with_watermark(Watermark::Writers);
+        Self::with_watermark(lanes, Watermark::Writers)
+    }
+
+    fn with_watermark(lanes: u16, watermark: Watermark) -> Self {
+        let capabilities = Capabilities::default().with_leases(true).with_watermark(watermark);
         let table = MemoryStore::with_capabilities(lanes, capabilities);
         let mut timing = Timing::default();
         timing.sweep = LONG * 100;

@@ -79,6 +79,48 @@ async fn during_an_outage_one_event_probes_with_back_off_and_nothing_is_written(
         .await;
 }
 
+/// Its calls end at once, so nothing but the relay slows them down.
+#[tokio::test(start_paused = true)]
+async fn a_publisher_that_always_panics_is_asked_as_rarely_as_one_that_is_down() {
+    let stage = Stage::new();
+    for n in 0..50 {
+        stage.write(&format!("a{n}"), &["x"]).await;
+    }
+    stage.broker.script(FaultRule::always(Fault::Panic));
+    stage
+        .run(async {
+            stage.after(60_000).await;
+            let calls = stage.broker.calls();
+            assert!((5..=12).contains(&calls), "{calls} calls in a minute");
+            assert!(stage.script.settles().is_empty());
+            stage.broker.clear_script();
+            stage.until_settled().await;
+        })
+        .await;
+}
+
+/// Each end of open messages cuts off what others have on their way.
+#[tokio::test(start_paused = true)]
+async fn calls_that_end_without_an_answer_while_others_pass_cut_others_off_twice_a_second_at_most()
+{
+    let stage = Stage::new();
+    stage.broker.script(FaultRule::on_type("lost", Fault::Panic));
+    stage.write("l", &["lost"]).await;
+    stage
+        .run(async {
+            for n in 0..1000 {
+                stage.write(&format!("a{n}"), &["good"]).await;
+                stage.after(10).await;
+            }
+            let abandoned = stage.broker.abandoned();
+            assert!((2..=21).contains(&abandoned), "{abandoned} times in 10 seconds");
+            stage.broker.clear_script();
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived().len(), 1001);
+}
+
 #[tokio::test(start_paused = true)]
 async fn calls_that_fail_together_pause_no_longer_than_one() {
     let mut stage = Stage::new();
@@ -180,4 +222,48 @@ async fn under_hold_a_blocked_head_stands_until_an_operator_decides_and_a_discar
         })
         .await;
     assert_eq!(stage.arrived(), ["2", "3"]);
+}
+
+/// Each call holds all its messages until the last of them is confirmed.
+#[tokio::test(start_paused = true)]
+async fn calls_that_are_confirmed_in_part_hold_no_more_than_the_window_before_others_wait() {
+    let mut stage = Stage::new();
+    stage.limits = Limits::default().with_bytes(6_000, 1_500);
+    stage.broker.script(FaultRule::on_type("slow", Fault::Slow(Duration::from_secs(10))));
+    let long = "x".repeat(200);
+    for n in 0..20 {
+        stage.write(&format!("slow {n} {long}"), &["slow"]).await;
+        for m in 0..5 {
+            stage.write(&format!("{n} {m} {long}"), &["quick"]).await;
+        }
+    }
+    stage
+        .run(async {
+            stage.after(9_000).await;
+            let passed = stage.arrived().len();
+            assert!((10..=50).contains(&passed), "{passed} of 100 events have passed");
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived().len(), 120);
+}
+
+/// What is not settled comes again: waiting for a database that is down gains nothing.
+#[tokio::test(start_paused = true)]
+async fn a_stop_ends_in_time_though_the_database_is_down() {
+    let stage = Stage::new();
+    stage.write("a", &["x"]).await;
+    let stop = async {
+        stage.until_arrived(1).await;
+        stage.script.close("settle", At::Snapshot);
+        stage.script.close("heartbeat", At::Snapshot);
+        stage.write("a", &["y"]).await;
+        stage.until_arrived(2).await;
+        tokio::time::Instant::now()
+    };
+    let begin = std::sync::Mutex::new(None);
+    stage.run(async { *begin.lock().unwrap() = Some(stop.await) }).await;
+    let took = begin.into_inner().unwrap().unwrap().elapsed();
+    let bound = stage.timing.shutdown_deadline + stage.timing.statement_deadline;
+    assert!(took <= bound + Duration::from_secs(1), "{took:?}");
 }

@@ -232,6 +232,36 @@ async fn a_claim_of_a_lane_that_was_lost_and_regained_meanwhile_counts_for_nothi
     assert_eq!(stage.arrived(), ["2"]);
 }
 
+/// The lease ran out unnoticed by others, so the epoch is the same; but what was in memory is forgotten, and the claim left it
+/// out.
+#[tokio::test(start_paused = true)]
+async fn a_claim_of_a_lane_that_was_lost_and_regained_under_one_epoch_counts_for_nothing() {
+    let stage = Stage::new();
+    stage.broker.script(FaultRule::on_type("1", Fault::Slow(LONG)).times(1));
+    stage.write("a", &["1"]).await;
+    stage
+        .run(async {
+            stage.after(1000).await;
+            stage.script.close("heartbeat", At::Snapshot);
+            stage.script.reached("heartbeat", At::Snapshot).await;
+            // The lease ends 30 s after the last heartbeat, which was 10 s ago.
+            stage.after(17_500).await;
+            stage.script.close("claim", At::Reply);
+            stage.script.reached("claim", At::Reply).await;
+            while stage.broker.abandoned() < 2 {
+                stage.after(10).await;
+            }
+            stage.script.open("heartbeat", At::Snapshot);
+            stage.script.reached("heartbeat", At::Reply).await;
+            stage.after(1).await;
+            stage.script.open("claim", At::Reply);
+            stage.write("a", &["2"]).await;
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived(), ["1", "2"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn another_server_voids_what_was_read() {
     let stage = Stage::new();
@@ -269,6 +299,57 @@ async fn a_long_writer_is_set_aside_and_its_rows_come_in_order_when_it_ends() {
         })
         .await;
     assert_eq!(stage.arrived(), ["1", "2", "long 1", "long 2", "after"]);
+}
+
+/// The lane that was read past where the writer stood is full, and the claim that shows the writer's end asks one that was
+/// taken over just now.
+#[tokio::test(start_paused = true)]
+async fn a_lane_that_was_not_asked_reads_back_too_when_a_long_writer_ends() {
+    let mut stage = Stage::with_lanes(2);
+    stage.limits = Limits::default().with_window(8).with_batch(4);
+    stage.timing.heartbeat = Duration::from_millis(500);
+    stage.broker.script(FaultRule::on_type("stuck", Fault::Slow(Duration::from_secs(10))));
+    let other = Worker::new(outbox_core::Pipeline::new("default").unwrap(), "other");
+    stage.table.join(&other).await.unwrap();
+    stage.table.heartbeat(&other, LONG).await.unwrap();
+    stage.table.acquire(&other, 1).await.unwrap();
+    let names = names_in_lane(1, 6).await;
+    let long = stage.begin(&names[0], &["long"]).await;
+    stage
+        .run(async {
+            for _ in 0..6 {
+                stage.after(700).await;
+                stage.write(&names[1], &["free"]).await;
+            }
+            for name in &names[2..] {
+                stage.write(name, &["stuck"]).await;
+            }
+            stage.after(700).await;
+            // The last claim that asks it does not see the end.
+            stage.script.close("claim", At::Reply);
+            stage.script.reached("claim", At::Reply).await;
+            long.commit();
+            stage.table.leave(&other).await.unwrap();
+            stage.after(2000).await;
+            stage.script.open("claim", At::Reply);
+            stage.broker.wait_for(11, Duration::from_secs(60)).await;
+            stage.until_settled().await;
+        })
+        .await;
+}
+
+/// Aggregates whose events are in this of two lanes.
+async fn names_in_lane(lane: u16, count: usize) -> Vec<String> {
+    let scratch = Stage::with_lanes(2);
+    for n in 0..20 {
+        scratch.write(&format!("a{n}"), &["x"]).await;
+    }
+    let pending = scratch.table.pending();
+    let names = pending
+        .iter()
+        .filter(|event| event.lane() == lane)
+        .filter_map(|event| event.aggregate_id());
+    names.map(str::to_owned).take(count).collect()
 }
 
 #[tokio::test(start_paused = true)]

@@ -161,3 +161,16 @@ async fn each_lane_that_leaves_has_its_own_time_for_open_messages() {
         })
         .await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_settle_names_no_more_events_than_its_limit() {
+    let mut stage = Stage::new();
+    stage.limits.settle_events = 10;
+    for n in 0..50 {
+        stage.write(&format!("a{n}"), &["x"]).await;
+    }
+    stage.broker.script(FaultRule::always(refuse(FailureClass::Transient)).times(50));
+    stage.run(stage.until_settled()).await;
+    let most = stage.script.settles().iter().map(outbox_core::Settlements::len).max();
+    assert_eq!(most, Some(10));
+}
