@@ -20,7 +20,7 @@ use ledger::{MySqlLedger, PostgresLedger};
 use pair::Pair;
 use servers::{BrokerKind, StoreKind};
 use support::relay_process::{BrokerAt, RelaySettings};
-use support::{alone, process, server};
+use support::{alone, beside_others, process, server};
 
 const STORES: [StoreKind; 4] =
     [StoreKind::Postgres, StoreKind::MySql, StoreKind::MariaDb, StoreKind::Sqlite];
@@ -56,7 +56,7 @@ fn pairs() -> Vec<Pair> {
 fn commits_on_postgres_have_one_effect_each_behind_kafka() {
     let database = server("OUTBOX_TEST_POSTGRES_URL");
     let broker = BrokerAt::Kafka(server("OUTBOX_TEST_KAFKA_BOOTSTRAP"));
-    alone(once::run::<PostgresLedger>(&database, broker, kills()));
+    beside_others(once::run::<PostgresLedger>(&database, broker, kills()));
 }
 
 /// As before, from MySQL over RabbitMQ to MySQL.
@@ -64,7 +64,7 @@ fn commits_on_postgres_have_one_effect_each_behind_kafka() {
 fn commits_on_mysql_have_one_effect_each_behind_rabbitmq() {
     let database = server("OUTBOX_TEST_MYSQL_URL");
     let broker = BrokerAt::RabbitMq(server("OUTBOX_TEST_RABBITMQ_URL"));
-    alone(once::run::<MySqlLedger>(&database, broker, kills()));
+    beside_others(once::run::<MySqlLedger>(&database, broker, kills()));
 }
 
 fn kills() -> usize {

@@ -53,7 +53,7 @@ async fn run<L: Ledger>(server: &StoreServer, broker: &Broker, events: usize) ->
     let at = broker.at();
     let account_type = format!("account-{:08x}", fastrand::u32(..));
     let reader = broker.listen(&at.router().destination(&account_type, "")).await;
-    let (workload, crashes) = writer::start(&ledger, &account_type, &at.router());
+    let (workload, outages) = writer::start(&ledger, &account_type, &at.router());
     let settings =
         RelaySettings { store: ledger.at(), broker: at, window_events: WINDOW, lease: LEASE };
     let mut job = Job::start(ledger, workload, &settings);
@@ -69,7 +69,11 @@ async fn run<L: Ledger>(server: &StoreServer, broker: &Broker, events: usize) ->
         job.relays[0].start_again();
     })
     .await;
-    job.write_through("freeze", WINDOW, portion, async |job| {
+    // SQLite has no server: whoever is frozen while it holds the file's lock stops the others too.
+    let has_server = !matches!(server, StoreServer::Sqlite(_));
+    let frozen_windows = if has_server { WINDOW } else { BOTH_WINDOWS };
+    job.write_through("freeze", frozen_windows, portion, async |job| {
+        let _outage = (!has_server).then(|| outages.begin());
         job.relays[1].freeze();
         tokio::time::sleep(LEASE + LEASE / 2).await;
         job.relays[1].thaw();
@@ -88,18 +92,19 @@ async fn run<L: Ledger>(server: &StoreServer, broker: &Broker, events: usize) ->
         }
     })
     .await;
-    if matches!(server, StoreServer::Sqlite(_)) {
-        // There is no server that could restart: `kill` has ended a process in the middle of its statements.
-        job.write(portion).await;
-    } else {
+    // Where there is no server, none can crash: `kill` has ended a process in the middle of its statements.
+    if has_server {
         // What stands at the broker is confirmed when nobody can write that down.
         job.write_through("database crash", BOTH_WINDOWS, portion / 2, async |job| {
             broker.freeze();
             job.write(portion / 2).await;
             broker.thaw();
-            crashes.during(|| server.crash());
+            let _outage = outages.begin();
+            server.crash();
         })
         .await;
+    } else {
+        job.write(portion).await;
     }
     let report = job.finish(async || reader.finish().await).await;
     assert!(report.delivered >= events, "{} events are less than {events}", report.delivered);

@@ -14,7 +14,7 @@ use crate::support::workload::{Workload, Writer};
 const WRITERS: u64 = 4;
 /// One transaction in this many is rolled back.
 const ROLLED_BACK: f64 = 0.1;
-/// The pause of a service before it tries again, in a crash of its database.
+/// The pause of a service before it tries again, in an outage of its database.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Starts writers on the accounts of this ledger, which call them by this aggregate type.
@@ -22,42 +22,51 @@ pub(crate) fn start<L: Ledger>(
     ledger: &L,
     account_type: &str,
     router: &Router,
-) -> (Workload, Crashes) {
+) -> (Workload, Outages) {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let aggregates: Arc<[(String, String)]> =
         (0..ACCOUNTS).map(|number| (account_type.to_owned(), account(number))).collect();
-    let crashes = Crashes::default();
+    let outages = Outages::default();
     let writers = (0..WRITERS).map(|number| -> Box<dyn Writer> {
         // Not every broker takes an event without a payload.
         let maker = EventMaker::new(seed, number, aggregates.clone(), router.clone(), 0.0);
-        Box::new(Service { ledger: ledger.clone(), maker, crashes: crashes.clone() })
+        Box::new(Service { ledger: ledger.clone(), maker, outages: outages.clone() })
     });
-    (Workload::start(writers), crashes)
+    (Workload::start(writers), outages)
 }
 
-/// The crashes of the database, which excuse a failed transaction.
+/// The times when the database does not work, which excuse a failed transaction.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Crashes(Arc<AtomicU64>);
+pub(crate) struct Outages(Arc<AtomicU64>);
 
-impl Crashes {
-    /// Failures while this runs are excused.
-    pub(crate) fn during(&self, crash: impl FnOnce()) {
+impl Outages {
+    /// Begins one, which lasts as long as its value.
+    pub(crate) fn begin(&self) -> Outage {
         self.0.fetch_add(1, Ordering::SeqCst);
-        crash();
-        self.0.fetch_add(1, Ordering::SeqCst);
+        Outage(self.clone())
     }
 
-    /// Odd while the database is down.
+    /// Odd during an outage.
     fn now(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// An outage under way.
+#[derive(Debug)]
+pub(crate) struct Outage(Outages);
+
+impl Drop for Outage {
+    fn drop(&mut self) {
+        self.0.0.fetch_add(1, Ordering::SeqCst);
     }
 }
 
 struct Service<L> {
     ledger: L,
     maker: EventMaker,
-    crashes: Crashes,
+    outages: Outages,
 }
 
 #[async_trait]
@@ -65,12 +74,12 @@ impl<L: Ledger> Writer for Service<L> {
     async fn transaction(&mut self) -> Vec<Intent> {
         let aggregate = self.maker.aggregates(1).remove(0);
         loop {
-            let before = self.crashes.now();
+            let before = self.outages.now();
             match self.book(&aggregate).await {
                 Ok(intents) => return intents,
                 Err(error) => {
-                    let crashed = !before.is_multiple_of(2) || self.crashes.now() != before;
-                    assert!(crashed, "a booking fails without a reason: {error:?}");
+                    let excused = !before.is_multiple_of(2) || self.outages.now() != before;
+                    assert!(excused, "a booking fails without a reason: {error:?}");
                     tokio::time::sleep(PAUSE).await;
                 }
             }

@@ -17,11 +17,16 @@ pub(crate) mod relay_task;
 pub(crate) mod sqs;
 pub(crate) mod workload;
 
-/// Runs a test while no other of this binary runs: they measure times, and have two cores.
+/// Runs a test while no other of these runs: they measure times, and have two cores.
 pub(crate) fn alone(test: impl Future<Output = ()>) {
     static TURN: Mutex<()> = Mutex::new(());
-    let _ = tracing_subscriber::fmt().with_test_writer().with_ansi(false).try_init();
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    beside_others(test);
+}
+
+/// Runs a test that does not look at the clock.
+pub(crate) fn beside_others(test: impl Future<Output = ()>) {
+    let _ = tracing_subscriber::fmt().with_test_writer().with_ansi(false).try_init();
     tokio::runtime::Runtime::new().unwrap().block_on(test);
 }
 
