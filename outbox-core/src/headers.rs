@@ -21,7 +21,8 @@ pub const CORRELATION_ID: &str = "correlationId";
 /// The header that carries the W3C trace context.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// The header that carries the number of a replay, counted from 1.
+/// The header that carries the number of a replay, counted from 1: whoever publishes archived events again sets it in the
+/// row. Nothing here does so yet.
 pub const REPLAY: &str = "outbox-replay";
 
 /// The header that carries the number of the event in its aggregate, counted from 1, where the writer numbers events.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use crate::EventId;
-use crate::headers::{CORRELATION_ID, RESERVED, SEQUENCE, TRACEPARENT};
+use crate::headers::{CORRELATION_ID, REPLAY, RESERVED, SEQUENCE, TRACEPARENT};
 
 /// The longest aggregate type, aggregate id and event type in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
@@ -290,7 +290,7 @@ fn check_header(name: &str, value: &str) -> Result<(), InvalidEvent> {
         let reason = format!("has {} bytes, 1 to {MAX_HEADER_NAME_BYTES} are allowed", name.len());
         return Err(InvalidEvent::new("header name", reason));
     }
-    if RESERVED.contains(&name) || name == SEQUENCE {
+    if RESERVED.contains(&name) || name == SEQUENCE || name == REPLAY {
         let reason = format!("{name:?} is reserved: it is set by the writer or the publisher");
         return Err(InvalidEvent::new("header name", reason));
     }
@@ -359,9 +359,14 @@ mod tests {
     /// B255
     #[test]
     fn reserved_empty_and_nul_headers_are_refused() {
-        for (name, value) in
-            [("id", ""), ("eventType", ""), ("outbox-sequence", "1"), ("", ""), ("a\0", "")]
-        {
+        for (name, value) in [
+            ("id", ""),
+            ("eventType", ""),
+            ("outbox-sequence", "1"),
+            ("outbox-replay", "1"),
+            ("", ""),
+            ("a\0", ""),
+        ] {
             assert_eq!(field(builder().header(name, value).build()), "header name");
         }
         assert_eq!(field(builder().header("a", "\0").build()), "header value");
