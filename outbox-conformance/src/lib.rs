@@ -122,6 +122,7 @@ macro_rules! store_conformance {
             a_dead_event_lets_its_aggregate_go_on,
             a_requeued_event_keeps_its_id_and_holds_its_aggregate,
             one_bad_row_does_not_stop_the_others,
+            one_refused_row_is_no_outage,
             the_longest_reason_fits,
             backlog_counts_stop_at_the_cap,
             every_byte_of_a_payload_survives,

@@ -24,7 +24,13 @@ pub(crate) fn connect_error(action: &str, table: &str, error: sqlx::Error) -> St
             StoreErrorKind::Unavailable,
             "every connection is in use, and none came free within connect_timeout: raise pool_size",
         ),
-        other => classify(other),
+        other => match classify(other) {
+            // There is no data yet that it could refuse.
+            (StoreErrorKind::Rejected, _) => {
+                (StoreErrorKind::Misconfigured, "the server refuses the connection")
+            }
+            known => known,
+        },
     };
     let message = format!("no connection to {action} {table}: {way_out}");
     StoreError::new(kind, message.trim_end_matches(": ")).with_source(error)
@@ -96,32 +102,73 @@ const TLS: &str = "TLS failed: look at ssl-mode and ssl-ca";
 const RSA: &str = "the password may not go over a connection without TLS: use TLS, or build with the feature mysql-rsa of sqlx";
 
 /// By the numbers of the MySQL error reference, which MariaDB shares.
+///
+/// What is not known to be the server's own state is `Rejected`: a trigger signals whatever number it likes, and the one row
+/// that it refuses must not stand for an outage.
 fn by_number(number: u16) -> (StoreErrorKind, &'static str) {
     use StoreErrorKind::{Misconfigured, Rejected, Unavailable};
     match number {
         // Nothing was written; the same statement works when it is repeated.
-        1020 | 1213 => (Unavailable, "the transaction lost against another one"),
-        1205 => (Unavailable, "somebody holds a lock on its rows for longer than the lock timeout"),
-        1206 | 1099 | 1100 => (Unavailable, "the server is short of locks"),
+        1020 | 1213 | 1402 | 1613 | 1614 | 3101 => {
+            (Unavailable, "the transaction lost against another one")
+        }
+        1205 | 3572 => {
+            (Unavailable, "somebody holds a lock on its rows for longer than the lock timeout")
+        }
+        1099 | 1100 | 1206 | 1223 | 1689 => (Unavailable, "the server is short of locks"),
         // Time limits of the relay's own statements.
         1317 | 1969 | 3024 => (Unavailable, "the statement ran into its time limit"),
-        1290 | 1792 | 1836 => (
+        1290 | 1792 | 1836 | 1874 => (
             Unavailable,
             "the server is read-only: a replica, or read_only is on; connect to the primary",
         ),
-        1040 | 1203 | 1226 => (Unavailable, "the server is short of connections"),
-        1021 | 1041 | 1037 | 1038 | 1114 | 3 => {
-            (Unavailable, "the server is short of memory or disk")
-        }
-        // The server is going down, has cut the session, or the prepared statement is gone.
-        1053 | 1077 | 1079 | 1158..=1161 | 1243 | 1461 | 1615 | 1927 | 3169 | 4031 => {
-            (Unavailable, "")
-        }
+        1040 | 1135 | 1203 | 1226 | 1637 => (Unavailable, "the server is short of connections"),
+        // Below 1000 are the numbers of its files and its memory.
+        1..=999
+        | 1004
+        | 1014..=1018
+        | 1021
+        | 1023..=1026
+        | 1028
+        | 1037..=1039
+        | 1041
+        | 1114
+        | 3015
+        | 3019
+        | 3044 => (Unavailable, "the server is short of memory or disk"),
+        // The server is going down or not ready, has cut the session, cannot commit, or the prepared statement is gone; from
+        // 9000 on the numbers of a proxy in between.
+        0
+        | 1030
+        | 1042
+        | 1043
+        | 1047
+        | 1053
+        | 1077..=1081
+        | 1105
+        | 1152
+        | 1154..=1161
+        | 1180
+        | 1181
+        | 1184
+        | 1243
+        | 1296
+        | 1297
+        | 1461
+        | 1598
+        | 1615
+        | 1927
+        | 3032
+        | 3100
+        | 3168
+        | 3169
+        | 4031
+        | 9000..=9999 => (Unavailable, ""),
         1153 => (Rejected, "it is larger than max_allowed_packet of the server"),
         1044 | 1142 | 1143 | 1227 | 1370 => {
             (Misconfigured, "the user lacks a right: see docs/schema-mysql.md for the grants")
         }
-        1045 | 1130 | 1251 | 1698 | 1862 | 3118 | 3159 => (
+        1045 | 1130 | 1251 | 1698 | 1820 | 1862 | 3118 | 3159 | 4151 => (
             Misconfigured,
             "the server refuses the user, its password, or a connection without TLS",
         ),
@@ -135,13 +182,11 @@ fn by_number(number: u16) -> (StoreErrorKind, &'static str) {
         1064 | 1149 | 1193 | 1231 | 1267 | 1305 => {
             (Misconfigured, "the server does not understand the statement")
         }
-        // Data, constraints, an exception of somebody's trigger.
-        1022 | 1048 | 1062 | 1169 | 1216 | 1217 | 1264 | 1265 | 1292 | 1366 | 1406 | 1441
-        | 1451 | 1452 | 1526 | 1557 | 1586 | 1644 | 1690 | 3140 | 3141 | 3144 | 3156 | 3819
-        | 4025 | 4038 => (Rejected, "the server refuses the data"),
+        1661..=1667 | 4056 => (Misconfigured, "binlog_format of the server must be ROW"),
         // A damaged page: the relay narrows down to the row.
         1034 | 1194 | 1712 | 1815 => (Rejected, "the server reports damaged data"),
-        _ => (Unavailable, ""),
+        1643 | 1644 => (Rejected, "a trigger refused it"),
+        _ => (Rejected, "the server refuses the data"),
     }
 }
 
@@ -172,6 +217,24 @@ mod tests {
             (1064, Misconfigured),
         ] {
             assert_eq!(by_number(number).0, kind, "{number}");
+        }
+    }
+
+    /// Triggers signal, meet errors of their own statements, and have numbers that nobody else has.
+    #[test]
+    fn whatever_a_trigger_signals_is_about_the_row() {
+        for number in [1172, 1242, 1329, 1339, 1415, 1456, 1643, 1644, 3140, 4035, 30_001, 65_535] {
+            assert_eq!(by_number(number).0, StoreErrorKind::Rejected, "{number}");
+        }
+    }
+
+    #[test]
+    fn the_state_of_the_server_or_a_proxy_is_no_rows_fault() {
+        for number in [
+            3, 28, 1026, 1030, 1047, 1105, 1135, 1180, 1297, 1637, 1874, 3032, 3100, 3101, 3168,
+            3572, 9001,
+        ] {
+            assert_eq!(by_number(number).0, StoreErrorKind::Unavailable, "{number}");
         }
     }
 }

@@ -167,6 +167,18 @@ impl StoreHarness for Harness {
         Some(())
     }
 
+    async fn refuse_dead_letters(&self, aggregate_id: &str) -> Option<()> {
+        let schema = &self.name;
+        self.execute(&format!(
+            "create function {schema}.refuse() returns trigger language plpgsql as
+               $$ begin raise 'no' using errcode = 'KIT01'; end $$;
+             create trigger refuse before insert on {schema}.outbox_dead for each row
+               when (new.aggregateid = '{aggregate_id}') execute function {schema}.refuse()"
+        ))
+        .await;
+        Some(())
+    }
+
     async fn open_transactions(&self) -> Option<u64> {
         let open = format!(
             "select count(*) from pg_stat_activity

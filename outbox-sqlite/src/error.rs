@@ -23,6 +23,11 @@ fn classify(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
                 13 => (Unavailable, ": the disk is full"),
                 // CONSTRAINT, MISMATCH, TOOBIG, RANGE
                 19 | 20 | 18 | 25 => (Rejected, ""),
+                // ERROR: whatever a function in a trigger finds in its row; or a statement that does not fit the tables.
+                1 if fits_no_table(database.message()) => (Misconfigured, ""),
+                1 => (Rejected, ""),
+                // CORRUPT: a damaged page, so that a settle is narrowed down to the row.
+                11 => (Rejected, ": the file is damaged"),
                 // ABORT, NOMEM, INTERRUPT, IOERR, PROTOCOL, SCHEMA
                 4 | 7 | 9 | 10 | 15 | 17 => (Unavailable, ""),
                 14 => {
@@ -38,4 +43,11 @@ fn classify(error: &sqlx::Error) -> (StoreErrorKind, &'static str) {
         | sqlx::Error::WorkerCrashed => (Unavailable, ""),
         _ => (Misconfigured, ""),
     }
+}
+
+/// SQLite has one code for both, and no language but English.
+fn fits_no_table(message: &str) -> bool {
+    ["no such ", "table ", "near ", "ambiguous column", "unrecognized token", "incomplete input"]
+        .iter()
+        .any(|start| message.starts_with(start))
 }

@@ -13,7 +13,7 @@ use outbox_conformance::{
 };
 use outbox_core::{EventId, NewEvent, Purged, Store, StoreError, async_trait};
 use outbox_sqlite::{DeadLetters, SqliteConfig, SqliteInbox, SqliteOutbox, SqliteStore};
-use sqlx::{ConnectOptions, Connection, Sqlite, SqliteConnection, Transaction};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Sqlite, SqliteConnection, Transaction};
 
 mod wal {
     use super::*;
@@ -113,6 +113,16 @@ impl StoreHarness for Harness {
                  values ('order', cast(x'ff' as text), 'Changed', '{}')",
             )
             .await;
+        Some(())
+    }
+
+    /// With an error that a function finds in the row: what a trigger raises by itself is always the same one.
+    async fn refuse_dead_letters(&self, aggregate_id: &str) -> Option<()> {
+        let trigger = format!(
+            "create trigger refuse before insert on outbox_dead when new.aggregateid = '{aggregate_id}'
+             begin select json_extract('{{', '$'); end"
+        );
+        sqlx::raw_sql(AssertSqlSafe(trigger)).execute(&self.fixture.pool).await.unwrap();
         Some(())
     }
 

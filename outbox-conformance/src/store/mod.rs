@@ -59,6 +59,13 @@ pub trait StoreHarness: Send + Sync {
         None
     }
 
+    /// Has the database refuse each dead letter of the aggregate with this id, with a code that it never gives by itself, as
+    /// a trigger of the application may. `None`: nobody but the store itself looks at a row.
+    async fn refuse_dead_letters(&self, aggregate_id: &str) -> Option<()> {
+        let _ = aggregate_id;
+        None
+    }
+
     /// How many transactions the store under test has open at the server. `None`: it cannot be known.
     async fn open_transactions(&self) -> Option<u64> {
         None

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use outbox_core::{Dead, Event, EventId, MAX_REASON_BYTES, NewEvent, Retry, Settlements};
+use outbox_core::{
+    Dead, Event, EventId, MAX_REASON_BYTES, NewEvent, Retry, Settlements, StoreErrorKind,
+};
 
 use super::hold::NO_REQUEUE;
 use super::owner::{HOUR, Owner, all, commit, dead, delivered, event, ids, ids_of, retry, spread};
@@ -205,6 +207,26 @@ pub async fn one_bad_row_does_not_stop_the_others(harness: &dyn StoreHarness) {
     owner.bury(&bad[0]).await;
     assert_eq!(owner.ids().await, ids_of(&good));
     assert_eq!(harness.dead().await.len(), 1);
+}
+
+/// A settle that the database refuses for one row's sake is `Rejected`, whatever the code, and nothing of it is written: so the
+/// relay finds that row, and the others go on. H049
+pub async fn one_refused_row_is_no_outage(harness: &dyn StoreHarness) {
+    let owner = Owner::new(harness).await;
+    commit(harness, &[event("refused"), event("a"), event("b")]).await;
+    if harness.refuse_dead_letters("refused").await.is_none() {
+        return falls_away("one_refused_row_is_no_outage", "nobody refuses single rows");
+    }
+    let events = owner.events().await;
+    let mut settlements = owner.settlements();
+    settlements.delivered.extend(events[1..].iter().map(delivered));
+    let others = settlements.clone();
+    settlements.dead.push(dead(&events[0]));
+    let error = owner.store.settle(&settlements).await.expect_err("the row is refused");
+    assert_eq!(error.kind(), StoreErrorKind::Rejected, "{error}");
+    assert_eq!(owner.ids().await, ids(&events), "nothing of it was written");
+    owner.store.settle(&others).await.expect("the others are not refused");
+    assert_eq!(owner.ids().await, ids(&events[..1]));
 }
 
 /// The longest reason that the relay hands over is stored. H049, B062

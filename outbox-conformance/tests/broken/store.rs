@@ -7,8 +7,8 @@ use std::time::Duration;
 use outbox_core::memory::MemoryStore;
 use outbox_core::{
     Backlog, Capabilities, ClaimRequest, Claimed, Epoch, EventId, LaneId, LaneRead, Leases,
-    Pipeline, Position, Probe, Settled, Settlements, Snapshot, Store, StoreError, TypeFilter,
-    Worker, async_trait,
+    Pipeline, Position, Probe, Settled, Settlements, Snapshot, Store, StoreError, StoreErrorKind,
+    TypeFilter, Worker, async_trait,
 };
 
 use crate::bites;
@@ -68,6 +68,8 @@ bites! { store,
     a_dead_event_that_blocks: a_dead_event_lets_its_aggregate_go_on on broken(How::DeadBlocks);
     a_bad_row_that_stops_all: one_bad_row_does_not_stop_the_others on broken(How::StopsAtBadRows);
     a_bad_row_never_seen: one_bad_row_does_not_stop_the_others on broken(How::HidesBadRows);
+    a_refusal_taken_for_an_outage: one_refused_row_is_no_outage on broken(How::RefusesAsUnavailable);
+    a_refusal_of_half_a_settle: one_refused_row_is_no_outage on broken(How::RefusesTheDeadAlone);
     a_reason_cut_off: the_longest_reason_fits on broken(How::CutsReasons);
     a_backlog_without_a_cap: backlog_counts_stop_at_the_cap on broken(How::IgnoresCap);
     a_writer_not_named: a_probe_names_an_open_writer_until_it_ends on broken(How::SeesNoWriters);
@@ -124,6 +126,8 @@ enum How {
     DeadBlocks,
     StopsAtBadRows,
     HidesBadRows,
+    RefusesAsUnavailable,
+    RefusesTheDeadAlone,
     CutsReasons,
     IgnoresCap,
     SeesNoWriters,
@@ -136,7 +140,8 @@ enum How {
 fn broken(how: How) -> Memory {
     let table = MemoryStore::new();
     let store = Broken { table: table.clone(), how, notes: Mutex::default() };
-    Memory { table, store: Arc::new(store) }
+    let refuses = matches!(how, How::RefusesAsUnavailable | How::RefusesTheDeadAlone);
+    Memory { table, store: Arc::new(store), refuses }
 }
 
 #[derive(Debug)]
@@ -392,7 +397,15 @@ impl Store for Broken {
         {
             self.notes().spoilt = true;
         }
+        if self.is(How::RefusesAsUnavailable) && !settlements.dead.is_empty() {
+            return Err(StoreError::unavailable("a trigger refused it"));
+        }
         let mut spoilt = settlements.clone();
+        if self.is(How::RefusesTheDeadAlone) && !spoilt.dead.is_empty() {
+            spoilt.dead.clear();
+            self.table.settle(&spoilt).await?;
+            return Err(StoreError::new(StoreErrorKind::Rejected, "a trigger refused it"));
+        }
         if self.is(How::AllLanesOrNone) {
             let mut probe = settlements.clone();
             (probe.delivered, probe.retries, probe.dead) = Default::default();

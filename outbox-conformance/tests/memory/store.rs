@@ -15,11 +15,13 @@ use outbox_core::{
 pub(crate) struct Memory {
     pub(crate) table: MemoryStore,
     pub(crate) store: Arc<dyn Store>,
+    /// Whether `store` refuses dead letters.
+    pub(crate) refuses: bool,
 }
 
 impl Memory {
     pub(crate) fn new(table: MemoryStore) -> Self {
-        Self { store: Arc::new(table.clone()), table }
+        Self { store: Arc::new(table.clone()), table, refuses: false }
     }
 }
 
@@ -59,6 +61,10 @@ impl StoreHarness for Memory {
         row.fault = Some("type is no UTF-8");
         self.table.insert_raw(&row);
         Some(())
+    }
+
+    async fn refuse_dead_letters(&self, _: &str) -> Option<()> {
+        self.refuses.then_some(())
     }
 
     async fn open_transactions(&self) -> Option<u64> {

@@ -180,6 +180,15 @@ impl StoreHarness for Harness {
         Some(())
     }
 
+    async fn refuse_dead_letters(&self, aggregate_id: &str) -> Option<()> {
+        self.execute(&format!(
+            "create trigger refuse before insert on outbox_dead for each row
+             if new.aggregateid = '{aggregate_id}' then signal sqlstate 'KIT01' set mysql_errno = 30001; end if"
+        ))
+        .await;
+        Some(())
+    }
+
     async fn open_transactions(&self) -> Option<u64> {
         let open = format!(
             "select count(*) from information_schema.innodb_trx t
@@ -201,6 +210,10 @@ impl StoreHarness for Harness {
             // It may have ended by itself.
             let kill = format!("kill {session}");
             let _ = sqlx::raw_sql(AssertSqlSafe(kill)).execute(&self.pool).await;
+            // The server only marks it, and goes on with it for a moment.
+            let left =
+                format!("select count(*) from information_schema.processlist where id = {session}");
+            while self.number(&left).await > 0 {}
         }
         Some(())
     }
