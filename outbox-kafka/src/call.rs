@@ -121,6 +121,10 @@ impl<'a> Call<'a> {
                 let failure = match self.way(message, now) {
                     Ok(Way::Free) => match self.send_one(sender, slot, message) {
                         Ok(()) => {
+                            // Without another producer nothing could overtake it.
+                            if self.careful.is_some() {
+                                self.order.handed_over(message);
+                            }
                             self.next += 1;
                             continue;
                         }
@@ -159,8 +163,13 @@ impl<'a> Call<'a> {
         match wire::defect(message) {
             Some(defect) => Err(defect),
             None => {
-                let has_room = self.careful_producer().is_some();
-                Ok(self.producers.refusals().way(message.destination(), now, has_room))
+                // The topic may have refused another call's message after it got one of this aggregate from this call.
+                let has_room =
+                    self.careful_producer().is_some() && self.order.allows_carefully(message);
+                match self.producers.refusals().way(message.destination(), now, has_room) {
+                    Way::Careful if !has_room => Err(later()),
+                    way => Ok(way),
+                }
             }
         }
     }
@@ -257,4 +266,39 @@ fn later() -> Failure {
 fn now_ms() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use outbox_core::Verdict;
+
+    use super::*;
+    use crate::KafkaConfig;
+    use crate::wire::tests::event_message;
+
+    /// The producer for all may be purged with the earlier one, which would then be sent again, behind the later one.
+    #[tokio::test]
+    async fn a_message_is_not_sent_carefully_behind_one_that_the_producer_for_all_has() {
+        let client = KafkaConfig::new("127.0.0.1:1").client().unwrap();
+        let producers = Arc::new(Producers::open(client).unwrap());
+        let refuses = |topic| {
+            let failure = Failure::new(FailureClass::Permanent, "too large");
+            producers.refusals().failed(topic, &failure, Instant::now());
+        };
+        refuses("u");
+        let other = |n: usize| event_message("order", Some(&n.to_string()), "t");
+        let mut messages: Vec<Message> = (0..CHUNK).map(other).collect();
+        messages.push(other(0));
+        messages.push(other(CHUNK));
+        let batch = Batch::new(messages);
+        let mut call = Call::new(&producers, &batch);
+        call.find_producers().await.unwrap();
+        let (live, slot) = call.main.clone().unwrap();
+
+        assert!(matches!(call.send_some(&live, slot), Ok(Progress::More)));
+        refuses("t");
+        assert!(matches!(call.send_some(&live, slot), Ok(Progress::Done)));
+        assert_eq!(batch.verdict(CHUNK), Some(Verdict::Failed(later())));
+        assert_eq!((batch.verdict(CHUNK + 1), call.sent_carefully), (None, 1));
+    }
 }

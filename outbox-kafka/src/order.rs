@@ -17,6 +17,8 @@ pub(crate) struct Order<'a> {
     /// The topic of each aggregate; kept only if one aggregate type goes to several topics.
     topics: Option<HashMap<Aggregate<'a>, &'a str>>,
     stopped: HashSet<Aggregate<'a>>,
+    /// Those of which the producer for all has a message, as far as that was noted.
+    handed_over: HashSet<Aggregate<'a>>,
 }
 
 type Aggregate<'a> = (&'a str, &'a str);
@@ -24,7 +26,11 @@ type Aggregate<'a> = (&'a str, &'a str);
 impl<'a> Order<'a> {
     /// The order of these messages.
     pub(crate) fn new(messages: &'a [Message]) -> Self {
-        Self { topics: splits(messages).then(HashMap::new), stopped: HashSet::new() }
+        Self {
+            topics: splits(messages).then(HashMap::new),
+            stopped: HashSet::new(),
+            handed_over: HashSet::new(),
+        }
     }
 
     /// Whether `message` may be sent after those before it.
@@ -44,6 +50,16 @@ impl<'a> Order<'a> {
             }
         }
         true
+    }
+
+    /// The producer for all has this message, and may yet fail to deliver it.
+    pub(crate) fn handed_over(&mut self, message: &'a Message) {
+        self.handed_over.extend(aggregate(message));
+    }
+
+    /// Whether another producer would not get ahead of the one for all with `message`.
+    pub(crate) fn allows_carefully(&self, message: &Message) -> bool {
+        aggregate(message).is_none_or(|aggregate| !self.handed_over.contains(&aggregate))
     }
 
     /// Nothing of this message's aggregate may follow.
