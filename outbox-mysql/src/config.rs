@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use outbox_core::{InboxTable, StoreError};
+use outbox_core::{InboxTable, StoreError, Timing};
 use sqlx::mysql::MySqlConnectOptions;
 
 /// Where the outbox is, and how it is used. Writers, relay, inbox and operator use equal settings.
@@ -216,6 +216,18 @@ impl MySqlConfig {
                 "pool_size is {size}, at least 2 are needed: one connection serves leases only"
             )));
         }
+        for (setting, time) in [
+            ("connect_timeout", self.connect_timeout),
+            ("statement_timeout", self.statement_timeout),
+            ("lock_timeout", self.lock_timeout),
+            ("migrate_timeout", self.migrate_timeout),
+        ] {
+            if !(Duration::from_millis(1)..=Timing::MAX).contains(&time) {
+                return Err(StoreError::misconfigured(format!(
+                    "{setting} is {time:?}, 1 ms to 1 day are possible"
+                )));
+            }
+        }
         Ok(())
     }
 
@@ -364,6 +376,27 @@ mod tests {
             config().with_pool_size(1),
         ] {
             assert!(wrong.validate().is_err(), "{wrong:?}");
+        }
+    }
+
+    /// Zero would mean no limit to the server, and the longest there is would overflow.
+    #[test]
+    fn a_time_that_is_no_limit_is_refused_by_name() {
+        type Change = fn(MySqlConfig, Duration) -> MySqlConfig;
+        let changes: [(&str, Change); 4] = [
+            ("connect_timeout", MySqlConfig::with_connect_timeout),
+            ("statement_timeout", MySqlConfig::with_statement_timeout),
+            ("lock_timeout", MySqlConfig::with_lock_timeout),
+            ("migrate_timeout", MySqlConfig::with_migrate_timeout),
+        ];
+        let config = || MySqlConfig::new(MySqlConnectOptions::new().database("shop"));
+        for (setting, change) in changes {
+            for time in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
+                let error = change(config(), time).validate().unwrap_err().to_string();
+                assert!(error.starts_with(setting), "{error}");
+            }
+            change(config(), Duration::from_millis(1)).validate().unwrap();
+            change(config(), Duration::from_secs(86_400)).validate().unwrap();
         }
     }
 

@@ -304,7 +304,7 @@ fn settings(config: &MySqlConfig) -> String {
              session innodb_lock_wait_timeout = {lock}, session lock_wait_timeout = {lock},
              session group_concat_max_len = 67108864
              /*!80000 , session max_execution_time = {} */ /*M!101100 , session max_statement_time = {} */",
-        statement.as_millis().max(1),
-        statement.as_secs_f64().max(0.001),
+        statement.as_millis(),
+        statement.as_secs_f64(),
     )
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use outbox_core::{InboxTable, StoreError};
+use outbox_core::{InboxTable, StoreError, Timing};
 use sqlx::postgres::PgConnectOptions;
 
 /// Where the outbox is, and how it is used. Writers, relay, inbox and operator use equal settings.
@@ -266,6 +266,18 @@ impl PostgresConfig {
                 "pool_size is {size}, at least 2 are needed: one connection serves leases only"
             )));
         }
+        for (setting, time) in [
+            ("connect_timeout", self.connect_timeout),
+            ("statement_timeout", self.statement_timeout),
+            ("lock_timeout", self.lock_timeout),
+            ("migrate_timeout", self.migrate_timeout),
+        ] {
+            if !(Duration::from_millis(1)..=Timing::MAX).contains(&time) {
+                return Err(StoreError::misconfigured(format!(
+                    "{setting} is {time:?}, 1 ms to 1 day are possible"
+                )));
+            }
+        }
         Ok(())
     }
 
@@ -422,6 +434,27 @@ mod tests {
             config().with_sequence(true).with_unique_id(true),
         ] {
             assert!(wrong.validate().is_err(), "{wrong:?}");
+        }
+    }
+
+    /// Zero would mean no limit to the server, and the longest there is would overflow.
+    #[test]
+    fn a_time_that_is_no_limit_is_refused_by_name() {
+        type Change = fn(PostgresConfig, Duration) -> PostgresConfig;
+        let changes: [(&str, Change); 4] = [
+            ("connect_timeout", PostgresConfig::with_connect_timeout),
+            ("statement_timeout", PostgresConfig::with_statement_timeout),
+            ("lock_timeout", PostgresConfig::with_lock_timeout),
+            ("migrate_timeout", PostgresConfig::with_migrate_timeout),
+        ];
+        let config = || PostgresConfig::new(PgConnectOptions::new());
+        for (setting, change) in changes {
+            for time in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
+                let error = change(config(), time).validate().unwrap_err().to_string();
+                assert!(error.starts_with(setting), "{error}");
+            }
+            change(config(), Duration::from_millis(1)).validate().unwrap();
+            change(config(), Duration::from_secs(86_400)).validate().unwrap();
         }
     }
 
