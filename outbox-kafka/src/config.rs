@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use outbox_core::PublishError;
+use outbox_core::{PublishError, Timing};
 use rdkafka::ClientConfig;
 
 use crate::security::{self, Sasl, Tls};
@@ -238,6 +238,11 @@ impl KafkaConfig {
             }
             client.set(name, value);
         }
+        if let Some((setting, reason)) =
+            security::contradiction(self.sasl.as_ref(), self.tls.as_ref(), &client)
+        {
+            return refuse(setting, reason);
+        }
         if !self.insecure
             && let Some((setting, reason)) = security::weakness(&client)
         {
@@ -250,6 +255,9 @@ impl KafkaConfig {
         if self.bootstrap_servers.trim().is_empty() {
             return refuse("bootstrap_servers", "it names no broker; give host:port");
         }
+        if self.bootstrap_servers.contains('@') {
+            return refuse("bootstrap_servers", "it is host:port without a login; set sasl");
+        }
         if self.window == 0 || self.window > 5_000_000 {
             return refuse("window", "it must be 1 to 5,000,000 messages");
         }
@@ -261,6 +269,9 @@ impl KafkaConfig {
         }
         if self.linger > Duration::from_secs(60) {
             return refuse("linger", "it must be at most 60 s");
+        }
+        if !(Duration::from_millis(1)..=Timing::MAX).contains(&self.delivery_deadline) {
+            return refuse("delivery_deadline", "it must be 1 ms to 1 day");
         }
         for (name, value) in &self.properties {
             if name == "partitioner"
@@ -289,8 +300,10 @@ fn refuse<T>(setting: &str, reason: &str) -> Result<T, PublishError> {
 
 impl fmt::Debug for KafkaConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // What stands before an @ was meant for a login, and is refused.
+        let servers = self.bootstrap_servers.split(',').map(|it| it.rsplit('@').next());
         f.debug_struct("KafkaConfig")
-            .field("bootstrap_servers", &self.bootstrap_servers)
+            .field("bootstrap_servers", &servers.collect::<Vec<_>>())
             .field("linger", &self.linger)
             .field("compression", &self.compression)
             .field("sasl", &self.sasl)
@@ -387,6 +400,21 @@ mod tests {
     }
 
     #[test]
+    fn a_setting_out_of_range_is_refused_by_name() {
+        for (setting, config) in [
+            ("window", config().with_window(0)),
+            ("window_bytes", config().with_window_bytes(0)),
+            ("max_message_bytes", config().with_max_message_bytes(999)),
+            ("linger", config().with_linger(Duration::from_secs(61))),
+            ("delivery_deadline", config().with_delivery_deadline(Duration::ZERO)),
+            ("delivery_deadline", config().with_delivery_deadline(Duration::MAX)),
+        ] {
+            let error = config.client().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("kafka setting {setting} is refused: ")), "{error}");
+        }
+    }
+
+    #[test]
     fn the_queue_holds_two_windows() {
         let config = config().with_window(5).with_window_bytes(10 * 1024 + 1);
         let client = config.client().unwrap();
@@ -417,7 +445,10 @@ mod tests {
         let tls = || config().with_tls(Tls::new());
         for (config, setting) in [
             (config().with_sasl(plain()), "sasl"),
-            (tls().with_sasl(plain()).with_property("security.protocol", "SASL_PLAINTEXT"), "sasl"),
+            (
+                config().with_sasl(plain()).with_property("security.protocol", "SASL_PLAINTEXT"),
+                "sasl",
+            ),
             (
                 config()
                     .with_property("security.protocol", "sasl_plaintext")
@@ -445,6 +476,34 @@ mod tests {
         config().with_sasl(scram()).client().unwrap();
         tls().with_sasl(plain()).client().unwrap();
         tls().with_property("enable.ssl.certificate.verification", "True").client().unwrap();
+    }
+
+    #[test]
+    fn a_protocol_without_what_was_set_is_refused() {
+        let sasl = Sasl::new(SaslMechanism::ScramSha512, "alice", "hush");
+        let tls = || config().with_tls(Tls::new());
+        for (setting, config, protocol) in [
+            ("tls", tls(), "plaintext"),
+            ("tls", tls().with_sasl(sasl.clone()), "SASL_PLAINTEXT"),
+            ("sasl", tls().with_sasl(sasl.clone()), "ssl"),
+            ("sasl", config().with_sasl(sasl), "plaintext"),
+        ] {
+            let config = config.with_insecure_allowed();
+            let error = config.with_property("security.protocol", protocol).client().unwrap_err();
+            let start = format!("kafka setting {setting} is refused: ");
+            assert!(error.to_string().starts_with(&start), "{error}");
+        }
+        // The login may stand in properties.
+        tls().with_property("security.protocol", "SASL_SSL").client().unwrap();
+    }
+
+    #[test]
+    fn a_login_among_the_servers_is_refused_and_not_repeated() {
+        let config = KafkaConfig::new("b:1,alice:hush@c:2");
+        let error = config.client().unwrap_err().to_string();
+        assert!(error.contains("bootstrap_servers") && !error.contains("hush"), "{error}");
+        let text = format!("{config:?}");
+        assert!(text.contains(r#"Some("c:2")"#) && !text.contains("hush"), "{text}");
     }
 
     #[test]

@@ -125,6 +125,22 @@ pub(crate) fn apply(sasl: Option<&Sasl>, tls: Option<&Tls>, client: &mut ClientC
     }
 }
 
+/// The setting that a property `security.protocol` would leave without effect, and how.
+pub(crate) fn contradiction(
+    sasl: Option<&Sasl>,
+    tls: Option<&Tls>,
+    client: &ClientConfig,
+) -> Option<(&'static str, &'static str)> {
+    let protocol = client.get("security.protocol").unwrap_or_default().to_ascii_lowercase();
+    if tls.is_some() && !protocol.ends_with("ssl") {
+        return Some(("tls", "the property security.protocol has no encryption; leave it out"));
+    }
+    if sasl.is_some() && !protocol.starts_with("sasl_") {
+        return Some(("sasl", "the property security.protocol has no login; leave it out"));
+    }
+    None
+}
+
 /// The setting that lets a stranger on the network read a secret or pose as a broker, and how.
 pub(crate) fn weakness(client: &ClientConfig) -> Option<(&'static str, &'static str)> {
     let is = |name, values: &[&str]| {

@@ -1,10 +1,11 @@
 //! Every setting: its unit and its default.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
-use lapin::uri::{AMQPScheme, AMQPUri};
-use outbox_core::PublishError;
+use lapin::uri::{AMQPScheme, AMQPUri, SASLMechanism};
+use outbox_core::{PublishError, Timing};
 
 use crate::topology::{Exchange, Queue};
 
@@ -22,6 +23,9 @@ pub struct RabbitMqConfig {
     pub hosts: Vec<String>,
     /// Whom to trust and who we are, for `amqps://`; the system's authorities and no certificate when absent.
     pub tls: Option<Tls>,
+    /// Whether the password may be sent without encryption to another machine, over `amqp://`; refused by default. For trials,
+    /// and for networks that nobody else can listen to.
+    pub insecure: bool,
     /// What the router's destination names; an exchange by default.
     pub routing: Routing,
     /// The header that carries the aggregate id; `aggregateId` by default. An event with a header of that name and another
@@ -60,6 +64,7 @@ impl RabbitMqConfig {
             url: url.into(),
             hosts: Vec::new(),
             tls: None,
+            insecure: false,
             routing: Routing::default(),
             key_header: KEY_HEADER.to_owned(),
             unroutable: Unroutable::Refused,
@@ -93,6 +98,13 @@ impl RabbitMqConfig {
     #[must_use]
     pub fn with_tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
+        self
+    }
+
+    /// The same with a password that may be sent without encryption; see [`insecure`](Self::insecure).
+    #[must_use]
+    pub fn with_insecure_allowed(mut self) -> Self {
+        self.insecure = true;
         self
     }
 
@@ -159,18 +171,32 @@ impl RabbitMqConfig {
         if self.connect_timeout.is_zero() || self.connect_timeout > Duration::from_secs(60) {
             return refuse("connect_timeout", "it must be more than 0 and at most 60 s");
         }
+        if !(Duration::from_millis(1)..=Timing::MAX).contains(&self.delivery_deadline) {
+            return refuse("delivery_deadline", "it must be 1 ms to 1 day");
+        }
         let Ok(heartbeat @ 1..=600) = u16::try_from(self.heartbeat.as_secs()) else {
             return refuse("heartbeat", "it must be 1 to 600 s");
         };
         uri.query.heartbeat = Some(heartbeat);
         let mut uris = vec![uri];
-        for host in &self.hosts {
+        for (index, host) in self.hosts.iter().enumerate() {
             let Some((host, port)) = self.host_and_port(host) else {
-                return refuse("hosts", &format!("{host:?} is neither host nor host:port"));
+                let setting = format!("hosts[{index}]");
+                return refuse(
+                    &setting,
+                    "it is neither host nor host:port; all else stands in url",
+                );
             };
             let mut uri = uris[0].clone();
             (uri.authority.host, uri.authority.port) = (host, port);
             uris.push(uri);
+        }
+        if !self.insecure && uris.iter().any(sends_password_in_clear) {
+            return refuse(
+                "url",
+                "the password would be sent to another machine without encryption; write amqps://, or \
+                 with_insecure_allowed permits it",
+            );
         }
         Ok(uris)
     }
@@ -178,20 +204,29 @@ impl RabbitMqConfig {
     fn host_and_port(&self, host: &str) -> Option<(String, u16)> {
         // Whatever else a URL may hold is in the setting url.
         let plain = !host.is_empty() && !host.contains(['/', '@', '?', '#']);
-        let scheme = self.url.split("://").next()?;
-        let uri = format!("{scheme}://{host}").parse::<AMQPUri>().ok().filter(|_| plain)?;
+        let scheme = self.url.split("://").next().filter(|_| plain)?;
+        let uri = format!("{scheme}://{host}").parse::<AMQPUri>().ok()?;
         Some((uri.authority.host, uri.authority.port))
     }
+}
+
+fn sends_password_in_clear(uri: &AMQPUri) -> bool {
+    let host = uri.authority.host.trim_matches(['[', ']']);
+    let is_here = host == "localhost" || host.parse().is_ok_and(|host: IpAddr| host.is_loopback());
+    let sends_none = matches!(uri.query.auth_mechanism, Some(SASLMechanism::External));
+    uri.scheme == AMQPScheme::AMQP && !is_here && !sends_none
 }
 
 impl fmt::Debug for RabbitMqConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let uri = self.url.parse::<AMQPUri>().ok();
         let uri = uri.map(|uri| (uri.authority.host, uri.authority.port, uri.vhost));
+        let hosts: Vec<_> = self.hosts.iter().map(|host| self.host_and_port(host)).collect();
         f.debug_struct("RabbitMqConfig")
             .field("host, port, vhost", &uri)
-            .field("hosts", &self.hosts)
+            .field("hosts", &hosts)
             .field("tls", &self.tls)
+            .field("insecure", &self.insecure)
             .field("routing", &self.routing)
             .field("key_header", &self.key_header)
             .field("unroutable", &self.unroutable)
@@ -270,7 +305,7 @@ pub enum Unroutable {
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct Tls {
-    /// Certificates, in PEM, of authorities that are trusted besides the system's.
+    /// Certificates, in PEM, of the authorities that are trusted instead of the system's.
     pub ca_pem: Option<String>,
     /// The client's own certificate chain, in PEM.
     pub certificate_pem: Option<String>,
@@ -279,7 +314,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Trusts these authorities, given in PEM, besides the system's.
+    /// Trusts these authorities, given in PEM, instead of the system's.
     #[must_use]
     pub fn with_ca_pem(mut self, pem: impl Into<String>) -> Self {
         self.ca_pem = Some(pem.into());
@@ -319,11 +354,14 @@ mod tests {
     #[test]
     fn a_setting_that_cannot_work_is_refused_by_name_and_reason() {
         type Change = fn(&mut RabbitMqConfig);
-        let changes: [(&str, Change); 15] = [
+        let changes: [(&str, Change); 18] = [
             ("url", |config| config.url = "http://alice:hush-1@x".into()),
             ("url", |config| config.url = "amqp://alice:hush-1@".into()),
-            ("hosts", |config| config.hosts.push("b:x".into())),
-            ("hosts", |config| config.hosts.push("b/c".into())),
+            ("hosts[0]", |config| config.hosts.push("b:x".into())),
+            ("hosts[0]", |config| config.hosts.push("b/c".into())),
+            ("hosts[1]", |config| {
+                config.hosts.extend(["b".into(), "amqp://alice:hush-1@c".into()]);
+            }),
             ("tls", |config| config.tls = Some(Tls::default())),
             ("tls", |config| {
                 config.url = "amqps://x".into();
@@ -336,6 +374,8 @@ mod tests {
             ("window_bytes", |config| config.window_bytes = 0),
             ("max_message_bytes", |config| config.max_message_bytes = 0),
             ("connect_timeout", |config| config.connect_timeout = Duration::ZERO),
+            ("delivery_deadline", |config| config.delivery_deadline = Duration::ZERO),
+            ("delivery_deadline", |config| config.delivery_deadline = Duration::MAX),
             ("heartbeat", |config| config.heartbeat = Duration::from_millis(900)),
             ("heartbeat", |config| config.heartbeat = Duration::from_secs(601)),
         ];
@@ -352,6 +392,7 @@ mod tests {
     fn the_url_names_all_but_the_further_hosts() {
         for (url, port) in [("amqp://u:p@h:7/a%2fb", 5_672), ("amqps://u:p@h:7/a%2fb", 5_671)] {
             let config = RabbitMqConfig::new(url).with_host("i").with_host("j:8");
+            let config = config.with_insecure_allowed();
             let uris = config.uris().unwrap();
             let nodes: Vec<(&str, u16)> =
                 uris.iter().map(|uri| (uri.authority.host.as_str(), uri.authority.port)).collect();
@@ -364,10 +405,32 @@ mod tests {
     }
 
     #[test]
+    fn a_password_goes_to_another_machine_by_tls_only_unless_allowed() {
+        let here = || RabbitMqConfig::new("amqp://alice:hush@localhost");
+        for config in [
+            RabbitMqConfig::new("amqp://alice:hush@broker"),
+            RabbitMqConfig::new("amqp://10.0.0.1"),
+            here().with_host("broker-2"),
+        ] {
+            let error = config.uris().unwrap_err().to_string();
+            assert!(error.starts_with("rabbitmq setting url is refused: "), "{error}");
+            assert!(error.contains("with_insecure_allowed") && !error.contains("hush"), "{error}");
+            config.with_insecure_allowed().uris().unwrap();
+        }
+        for url in ["amqp://127.9.0.1", "amqp://[::1]:5672", "amqps://broker"] {
+            RabbitMqConfig::new(url).uris().unwrap();
+        }
+        here().with_host("127.0.0.1:2").uris().unwrap();
+        RabbitMqConfig::new("amqp://broker?auth_mechanism=external").uris().unwrap();
+    }
+
+    #[test]
     fn secrets_are_not_in_debug() {
         let mut config = config();
         config.tls = Some(Tls::default().with_identity_pem("hush-2", "hush-3"));
+        config.hosts.extend(["b".into(), "amqp://alice:hush-4@c".into()]);
         let text = format!("{config:?}");
         assert!(text.contains("127.0.0.1") && !text.contains("hush"), "{text}");
+        assert!(text.contains(r#"[Some(("b", 5672)), None]"#), "{text}");
     }
 }

@@ -5,9 +5,11 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
+use lapin::tcp::{RustlsConnector, RustlsConnectorConfig};
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties, Error};
+use rustls_pki_types::pem::{self, PemObject as _};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::config::Tls;
 
@@ -74,7 +76,7 @@ pub(crate) async fn connect(
     tls: Option<&Tls>,
     plug: Plug,
 ) -> lapin::Result<Connection> {
-    let tls = tls.map(tls_config).unwrap_or_default();
+    let tls = tls.cloned().unwrap_or_default();
     let name = ConnectionProperties::default().with_connection_name("outbox".into());
     let runtime = lapin::runtime::default_runtime()?;
     Connection::connector(
@@ -95,7 +97,7 @@ pub(crate) async fn connect(
                 }
                 match uri.scheme {
                     AMQPScheme::AMQP => Ok(stream),
-                    AMQPScheme::AMQPS => stream.into_tls(&host, tls.as_ref()).await,
+                    AMQPScheme::AMQPS => stream.into_rustls(&connector(&tls)?, &host).await,
                 }
             };
             connected.await.map_err(Error::from)
@@ -105,13 +107,45 @@ pub(crate) async fn connect(
     .await
 }
 
-fn tls_config(tls: &Tls) -> OwnedTLSConfig {
-    let identity = match (&tls.certificate_pem, &tls.key_pem) {
-        (Some(pem), Some(key)) => Some(OwnedIdentity::PKCS8 {
-            pem: pem.clone().into_bytes(),
-            key: key.clone().into_bytes(),
-        }),
-        _ => None,
+/// Who we are, and whom we trust.
+fn connector(tls: &Tls) -> io::Result<RustlsConnector> {
+    let trusting = trusting(tls)?;
+    match (&tls.certificate_pem, &tls.key_pem) {
+        (Some(chain), Some(key)) => {
+            let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(not_pem)?;
+            trusting.connector_with_single_cert(certificates(chain)?, key)
+        }
+        _ => trusting.connector_with_no_client_auth(),
+    }
+}
+
+/// The authorities that are given, and no others; else the system's.
+fn trusting(tls: &Tls) -> io::Result<RustlsConnectorConfig> {
+    let Some(authorities) = &tls.ca_pem else {
+        return RustlsConnectorConfig::new_with_native_certs();
     };
-    OwnedTLSConfig { identity, cert_chain: tls.ca_pem.clone() }
+    let authorities = certificates(authorities)?;
+    Ok(RustlsConnectorConfig::default().with_parsable_certificates(authorities))
+}
+
+fn certificates(pem: &str) -> io::Result<Vec<CertificateDer<'static>>> {
+    CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().map_err(not_pem)
+}
+
+fn not_pem(error: pem::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+
+    #[test]
+    fn authorities_that_are_given_stand_instead_of_the_systems() {
+        let tls = Tls::default().with_ca_pem(CERTIFICATE.repeat(2));
+        let trusting = format!("{:?}", trusting(&tls).unwrap());
+        assert!(trusting.contains("extra_roots: 2, native_certs: 0"), "{trusting}");
+    }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use outbox_core::{InboxTable, StoreError};
+use outbox_core::{InboxTable, StoreError, Timing};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteSynchronous};
 
 /// Where the outbox is, and how it is used. Writers, relay, inbox and operator use equal settings.
@@ -77,14 +77,16 @@ impl SqliteConfig {
     ///
     /// # Errors
     ///
-    /// When the URL cannot be read, or names a database in memory: each connection would have one of its own.
+    /// When the URL cannot be read, or names a database in memory: each connection would have one of its own. The error does
+    /// not repeat the URL.
     pub fn from_url(url: &str) -> Result<Self, StoreError> {
-        let options = SqliteConnectOptions::from_str(url).map_err(|source| {
-            StoreError::misconfigured(
+        // sqlx would take the URL of another database for a file's name, which errors repeat.
+        let options = url.starts_with("sqlite:").then(|| SqliteConnectOptions::from_str(url));
+        let Some(Ok(options)) = options else {
+            return Err(StoreError::misconfigured(
                 "the database url is no sqlite url: write sqlite:///path/of/the/file",
-            )
-            .with_source(source)
-        })?;
+            ));
+        };
         if url.contains(":memory:") || url.contains("mode=memory") {
             return Err(StoreError::misconfigured(
                 "the database url names a database in memory, which connections do not share: name a file",
@@ -162,6 +164,12 @@ impl SqliteConfig {
                 "the database must be a file: connections do not share one in memory",
             ));
         }
+        if !(Duration::from_millis(1)..=Timing::MAX).contains(&self.busy_timeout) {
+            return Err(StoreError::misconfigured(format!(
+                "busy_timeout is {:?}, 1 ms to 1 day are possible",
+                self.busy_timeout
+            )));
+        }
         Ok(())
     }
 }
@@ -194,6 +202,12 @@ mod tests {
         assert!(SqliteConfig::from_url("sqlite::memory:").is_err());
     }
 
+    #[test]
+    fn the_url_of_another_database_is_no_file() {
+        let error = SqliteConfig::from_url("postgres://alice:hush@db/shop").unwrap_err();
+        assert!(!format!("{error:?}").contains("hush"), "{error:?}");
+    }
+
     /// B231
     #[test]
     fn names_that_would_need_more_than_quotes_are_refused() {
@@ -203,6 +217,17 @@ mod tests {
         for table in ["a", "_", "Order", &"x".repeat(48)] {
             assert!(SqliteConfig::new("f").with_table(table).validate().is_ok(), "{table}");
         }
+    }
+
+    #[test]
+    fn a_patience_without_an_end_is_refused_by_name() {
+        let config = |time| SqliteConfig::new("f").with_busy_timeout(time).validate();
+        for time in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
+            let error = config(time).unwrap_err().to_string();
+            assert!(error.starts_with("busy_timeout"), "{error}");
+        }
+        config(Duration::from_millis(1)).unwrap();
+        config(Duration::from_secs(86_400)).unwrap();
     }
 
     #[test]
