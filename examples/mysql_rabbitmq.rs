@@ -1,7 +1,7 @@
 //! A shop on MySQL or MariaDB whose events go to RabbitMQ, and a consumer that books each of them once.
 //!
 //! ```text
-//! export DATABASE_URL=mysql://user:password@host/database RABBITMQ_URL=amqp://user:password@host/%2f
+//! export DATABASE_URL=mysql://user:password@host/database RABBITMQ_URL=amqps://user:password@host/%2f
 //! cargo run --example mysql_rabbitmq --features mysql,rabbitmq
 //! ```
 //!
@@ -39,7 +39,7 @@ async fn main() -> anyhow::Result<()> {
         std::env::var(name).with_context(|| format!("{name} is not set: {example}"))
     };
     let database = setting("DATABASE_URL", "mysql://user:password@host:port/database")?;
-    let rabbitmq = setting("RABBITMQ_URL", "amqp://user:password@host:port/vhost")?;
+    let rabbitmq = setting("RABBITMQ_URL", "amqps://user:password@host:port/vhost")?;
     let queue = std::env::var("QUEUE").unwrap_or_else(|_| "outbox-example".to_owned());
     run(&database, &rabbitmq, &queue).await
 }
