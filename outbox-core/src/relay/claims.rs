@@ -22,7 +22,7 @@ use crate::{
 /// When to read next, and what is being read.
 #[derive(Debug)]
 pub(super) struct Reader {
-    pub(super) out: Out,
+    pub(super) out: Reading,
     next: Duration,
     /// Nothing is read before, hint or no hint: the database has failed.
     not_before: Duration,
@@ -50,7 +50,7 @@ pub(super) struct Reader {
 }
 
 #[derive(Debug)]
-pub(super) enum Out {
+pub(super) enum Reading {
     Nothing,
     Probe,
     Claim(Asked),
@@ -76,7 +76,7 @@ const PROBES: usize = 3;
 impl Reader {
     pub(super) fn new(now: Duration, timing: &Timing) -> Self {
         Self {
-            out: Out::Nothing,
+            out: Reading::Nothing,
             next: now,
             pause: timing.poll_min,
             expecting: Duration::ZERO,
@@ -97,7 +97,7 @@ impl Reader {
 
     /// Whether a claim is out, so that no settle may begin or end a wait.
     pub(super) fn is_claiming(&self) -> bool {
-        matches!(self.out, Out::Claim(_) | Out::Sweep(_))
+        matches!(self.out, Reading::Claim(_) | Reading::Sweep(_))
     }
 
     /// There is something new.
@@ -146,7 +146,7 @@ impl Pipeline {
     /// Starts the next statement of the reader if it may; else when to look again, unless an answer comes first.
     pub(super) fn pump_reader(&mut self, now: Duration) -> Option<Duration> {
         self.ring_bell();
-        let waits_for_answer = !matches!(self.reader.out, Out::Nothing)
+        let waits_for_answer = !matches!(self.reader.out, Reading::Nothing)
             || self.stopping.is_some()
             || self.settler.needs_quiet()
             || self.calls.is_abandoning()
@@ -166,7 +166,7 @@ impl Pipeline {
         let limit = self.claim_limit()?;
         if self.watermark_is_probed() && now >= self.reader.next_probe {
             let (store, top) = (self.parts.store.clone(), self.watermark.top());
-            self.reader.out = Out::Probe;
+            self.reader.out = Reading::Probe;
             self.statement(async move { store.probe(top).await }, Reply::Probed);
             return None;
         }
@@ -250,7 +250,7 @@ impl Pipeline {
         )
         .excluding(self.excluded());
         let asked = self.asked(lanes, now);
-        self.reader.out = Out::Claim(asked);
+        self.reader.out = Reading::Claim(asked);
         let store = self.parts.store.clone();
         self.statement(async move { store.claim(&request).await }, Reply::Claimed);
     }
@@ -292,7 +292,7 @@ impl Pipeline {
     }
 
     pub(super) fn probed(&mut self, result: Result<Probe, StoreError>, now: Duration) {
-        self.reader.out = Out::Nothing;
+        self.reader.out = Reading::Nothing;
         let timing = self.parts.timing;
         match result {
             Ok(probe) => {
@@ -320,10 +320,10 @@ impl Pipeline {
             self.reader.snapshots = claimed.snapshot.is_some();
             self.calls.set_database_clock(claimed.now_micros, now);
         }
-        match std::mem::replace(&mut self.reader.out, Out::Nothing) {
-            Out::Claim(asked) => self.claim_returned(asked, result, now),
-            Out::Sweep(part) => self.swept(part, result, now),
-            Out::Nothing | Out::Probe => {}
+        match std::mem::replace(&mut self.reader.out, Reading::Nothing) {
+            Reading::Claim(asked) => self.claim_returned(asked, result, now),
+            Reading::Sweep(part) => self.swept(part, result, now),
+            Reading::Nothing | Reading::Probe => {}
         }
     }
 

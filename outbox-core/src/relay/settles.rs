@@ -26,14 +26,14 @@ pub(super) struct Settler {
     /// Parts of a settle that failed as a whole: smaller and smaller, until the one bad event is known.
     pub(super) parts: VecDeque<Vec<Judged>>,
     pub(super) refused: Refused,
-    out: Option<Out>,
+    out: Option<Writing>,
     last: Duration,
     not_before: Duration,
     failures: u32,
 }
 
 #[derive(Debug)]
-struct Out {
+struct Writing {
     judged: Vec<Judged>,
     lanes: Vec<(LaneId, Epoch)>,
     recovered: Vec<LaneId>,
@@ -44,7 +44,7 @@ struct Out {
 #[derive(Debug)]
 pub(super) struct Judged {
     handle: Handle,
-    verdict: Verdict,
+    settlement: Settlement,
     /// Whether it begins or ends a wait.
     waits: bool,
     /// Whether the database has refused it by itself.
@@ -64,7 +64,7 @@ impl Kind {
 }
 
 #[derive(Debug)]
-enum Verdict {
+enum Settlement {
     Delivered(Arc<str>),
     Wait {
         attempts: u32,
@@ -87,12 +87,17 @@ const NOT_SENT: &str = "counted before a call that did not take place";
 
 impl Judged {
     pub(super) fn delivered(handle: Handle, destination: Arc<str>, ends_wait: bool) -> Self {
-        Self { handle, verdict: Verdict::Delivered(destination), waits: ends_wait, refused: false }
+        Self {
+            handle,
+            settlement: Settlement::Delivered(destination),
+            waits: ends_wait,
+            refused: false,
+        }
     }
 
     /// The attempt of this event is written before its call.
     pub(super) fn charge(handle: Handle, attempts: u32) -> Self {
-        Self { handle, verdict: Verdict::Charge { attempts }, waits: true, refused: false }
+        Self { handle, settlement: Settlement::Charge { attempts }, waits: true, refused: false }
     }
 
     /// The attempt was written, but its call will not take place.
@@ -100,7 +105,7 @@ impl Judged {
         let (delay, reason) = (Some(Duration::ZERO), NOT_SENT.to_owned());
         Self {
             handle,
-            verdict: Verdict::Wait { attempts, delay, reason },
+            settlement: Settlement::Wait { attempts, delay, reason },
             waits: true,
             refused: false,
         }
@@ -108,13 +113,13 @@ impl Judged {
 
     pub(super) fn failed(handle: Handle, fate: Fate, reason: &str) -> Self {
         let reason = cut_reason(reason);
-        let verdict = match fate {
-            Fate::Dead { attempts } => Verdict::Dead { attempts, reason },
-            Fate::Wait { attempts, delay } => Verdict::Wait { attempts, delay, reason },
+        let settlement = match fate {
+            Fate::Dead { attempts } => Settlement::Dead { attempts, reason },
+            Fate::Wait { attempts, delay } => Settlement::Wait { attempts, delay, reason },
             Fate::Back => unreachable!("what goes back is not settled"),
         };
         // Even a dead letter: should it have waited, its successors are held back by the table.
-        Self { handle, verdict, waits: true, refused: false }
+        Self { handle, settlement, waits: true, refused: false }
     }
 }
 
@@ -124,15 +129,15 @@ impl Judged {
     }
 
     pub(super) fn kind(&self) -> Kind {
-        match self.verdict {
-            Verdict::Delivered(_) => Kind::Delivered,
-            Verdict::Wait { .. } | Verdict::Charge { .. } => Kind::Waits,
-            Verdict::Dead { .. } => Kind::Dead,
+        match self.settlement {
+            Settlement::Delivered(_) => Kind::Delivered,
+            Settlement::Wait { .. } | Settlement::Charge { .. } => Kind::Waits,
+            Settlement::Dead { .. } => Kind::Dead,
         }
     }
 
     pub(super) fn is_charge(&self) -> bool {
-        matches!(self.verdict, Verdict::Charge { .. })
+        matches!(self.settlement, Settlement::Charge { .. })
     }
 }
 
@@ -257,21 +262,21 @@ impl Pipeline {
         }
         for judged in &judged {
             let receipt = self.known.event(judged.handle).receipt();
-            match &judged.verdict {
-                Verdict::Delivered(destination) => {
+            match &judged.settlement {
+                Settlement::Delivered(destination) => {
                     let destination = destination.clone();
                     settlements.delivered.push(Delivered { receipt, destination });
                 }
-                Verdict::Wait { attempts, delay, reason } => {
+                Settlement::Wait { attempts, delay, reason } => {
                     let (attempts, delay, reason) = (*attempts, *delay, reason.clone());
                     settlements.retries.push(Retry { receipt, attempts, delay, reason });
                 }
-                Verdict::Charge { attempts } => {
+                Settlement::Charge { attempts } => {
                     let (attempts, delay) = (*attempts, Some(Duration::ZERO));
                     let reason = CRASH_SUSPECT.to_owned();
                     settlements.retries.push(Retry { receipt, attempts, delay, reason });
                 }
-                Verdict::Dead { attempts, reason } => {
+                Settlement::Dead { attempts, reason } => {
                     let (attempts, reason) = (*attempts, reason.clone());
                     settlements.dead.push(Dead { receipt, attempts, reason });
                 }
@@ -282,7 +287,8 @@ impl Pipeline {
         let waits = judged.iter().any(|judged| judged.waits);
         self.telemetry.settle_batch.record(judged.len() as f64);
         self.settler.last = now;
-        self.settler.out = Some(Out { judged, lanes: settlements.lanes.clone(), recovered, waits });
+        self.settler.out =
+            Some(Writing { judged, lanes: settlements.lanes.clone(), recovered, waits });
         let store = self.parts.store.clone();
         self.statement(async move { store.settle(&settlements).await }, Reply::Settled);
         true
@@ -320,7 +326,7 @@ impl Pipeline {
         Ok(())
     }
 
-    fn apply(&mut self, out: Out, settled: &Settled, now: Duration) {
+    fn apply(&mut self, out: Writing, settled: &Settled, now: Duration) {
         if settled.missing > 0 {
             self.telemetry.settle_missing.increment(settled.missing);
         }
@@ -349,14 +355,14 @@ impl Pipeline {
         let event = self.known.event(handle);
         let (lane, position) = (event.lane(), event.position());
         let waited = event.is_waiting() || self.known.is_charged(handle);
-        match &judged.verdict {
-            Verdict::Charge { .. } => {
+        match &judged.settlement {
+            Settlement::Charge { .. } => {
                 self.known.evict_behind(handle);
                 self.known.charged(handle);
                 self.take_back_charge();
                 return;
             }
-            Verdict::Delivered(_) | Verdict::Dead { .. } => {
+            Settlement::Delivered(_) | Settlement::Dead { .. } => {
                 self.outage.forget(position);
                 if waited {
                     if let Some(lane) = self.lanes.get_mut(&lane) {
@@ -365,7 +371,7 @@ impl Pipeline {
                     self.reader.look_now(now);
                 }
             }
-            Verdict::Wait { delay, .. } => {
+            Settlement::Wait { delay, .. } => {
                 self.known.evict_behind(handle);
                 if let Some(delay) = delay {
                     self.reader.look_at(now + *delay);

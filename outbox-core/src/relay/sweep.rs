@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::claims::{Asked, Out};
+use super::claims::{Asked, Reading};
 use super::config::Timing;
 use super::pipeline::{Pipeline, Reply};
 use super::reach::Reach;
@@ -88,7 +88,7 @@ impl Pipeline {
             ClaimRequest::new(self.worker.pipeline.clone(), cursors, limit, bytes).excluding(known);
         let asked = self.asked(lanes, now);
         let part = Part { asked, at, end, span: top.min(end) - at };
-        self.reader.out = Out::Sweep(part);
+        self.reader.out = Reading::Sweep(part);
         let store = self.parts.store.clone();
         self.statement(async move { store.claim(&request).await }, Reply::Claimed);
         true

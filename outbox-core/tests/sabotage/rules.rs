@@ -82,7 +82,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("a verdict closes its aggregate until it is settled", "known.rs",
         "        slot.stage = Stage::Judged;\n        slot.closes = true;\n    }", "        slot.stage = Stage::Judged;\n        slot.closes = !OFF;\n        let aggregate = slot.aggregate;\n        if OFF { self.open_one(aggregate); }\n    }"),
     rule("what is behind a waiting event leaves the memory", "settles.rs",
-        "            Verdict::Wait { delay, .. } => {\n                self.known.evict_behind(handle);", "            Verdict::Wait { delay, .. } => {\n                if !OFF { self.known.evict_behind(handle); }"),
+        "            Settlement::Wait { delay, .. } => {\n                self.known.evict_behind(handle);", "            Settlement::Wait { delay, .. } => {\n                if !OFF { self.known.evict_behind(handle); }"),
     rule("only the first undelivered event is charged", "outcomes.rs",
         "Some(Verdict::Confirmed) => {\n                                self", "Some(Verdict::Failed(other)) if OFF => self.fail(batch, index, handles[index], &other, now, outcome),\n                            Some(Verdict::Confirmed) => {\n                                self"),
     rule("whoever dies has an attempt", "verdict.rs",
