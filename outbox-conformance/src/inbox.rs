@@ -1,10 +1,14 @@
 //! The rules of an inbox.
 
+mod order;
+
 use std::time::Duration;
 
-use outbox_core::{PURGE_BATCH, Purged, StoreError, async_trait};
+use outbox_core::{Arrival, PURGE_BATCH, Purged, StoreError, async_trait};
 
 use crate::support::falls_away;
+
+pub use order::*;
 
 /// One fresh, empty inbox.
 ///
@@ -46,6 +50,27 @@ pub trait InboxTransaction: Send {
         None
     }
 
+    /// Tells through the inbox under test where an event of this number stands among those of `key`. `None`: it knows no
+    /// numbers.
+    async fn arrival(
+        &mut self,
+        _consumer: &str,
+        _key: &str,
+        _sequence: Option<u64>,
+    ) -> Option<Result<Arrival, StoreError>> {
+        None
+    }
+
+    /// Accepts everything of `key` up to this number. Called only where [`arrival`](Self::arrival) tells.
+    async fn accept(
+        &mut self,
+        _consumer: &str,
+        _key: &str,
+        _sequence: u64,
+    ) -> Result<(), StoreError> {
+        unreachable!("an inbox that tells gaps can be told to pass them")
+    }
+
     /// Commits.
     async fn commit(self: Box<Self>);
 
@@ -71,6 +96,13 @@ macro_rules! inbox_conformance {
             an_event_that_comes_after_its_mark_was_purged_is_new,
             a_purge_lets_consumers_mark,
             purges_at_the_same_time_remove_each_mark_once,
+            next_duplicate_and_gap_are_told_apart,
+            a_gap_stays_until_it_is_accepted,
+            what_was_given_up_is_a_duplicate,
+            an_event_without_a_number_is_told_so,
+            a_rolled_back_arrival_comes_next_again,
+            consumers_and_keys_are_counted_bytewise,
+            of_copies_at_the_same_time_one_is_the_next,
         }
     };
 }

@@ -13,6 +13,7 @@ mod id;
 mod inbox;
 pub mod memory;
 mod new_event;
+mod numbers;
 mod publisher;
 mod received_event;
 mod relay;
@@ -41,6 +42,7 @@ pub use new_event::{
     Due, InvalidEvent, MAX_HEADER_NAME_BYTES, MAX_HEADERS_BYTES, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES,
     NewEvent, NewEventBuilder,
 };
+pub use numbers::Numbers;
 pub use publisher::{Failure, FailureClass, KeyOrder, Publisher};
 pub use received_event::{InvalidMessage, ReceivedEvent};
 pub use relay::{Limits, Relay, Timing};

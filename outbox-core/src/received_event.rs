@@ -4,7 +4,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::headers::{EVENT_TYPE, ID};
+use crate::headers::{EVENT_TYPE, ID, SEQUENCE};
 use crate::{EventId, Message};
 
 /// An event, read out of a message.
@@ -68,6 +68,12 @@ impl ReceivedEvent {
     pub fn header(&self, name: &str) -> Option<&str> {
         let (_, value) = self.headers.iter().find(|(header, _)| header == name)?;
         std::str::from_utf8(value.as_deref()?).ok()
+    }
+
+    /// The number of the event in its aggregate, where its writer numbers events; for the `arrival` of an inbox.
+    #[must_use]
+    pub fn sequence(&self) -> Option<u64> {
+        self.header(SEQUENCE)?.parse().ok()
     }
 }
 
@@ -166,6 +172,18 @@ mod tests {
         assert_eq!(event.key.as_deref(), Some(""));
         assert_eq!(event.headers, headers(&[("b", b"1"), ("b", b"\xff")]));
         assert_eq!((event.header("b"), event.header("c")), (Some("1"), None));
+    }
+
+    #[test]
+    fn an_event_has_the_number_that_its_header_says() {
+        for (header, number) in [(&b"7"[..], Some(7)), (b"x", None), (b"-1", None), (b"", None)] {
+            let all = headers(&[("id", b"x"), ("outbox-sequence", header)]);
+            assert_eq!(ReceivedEvent::new(all, None, None).unwrap().sequence(), number);
+        }
+        assert_eq!(
+            ReceivedEvent::new(headers(&[("id", b"x")]), None, None).unwrap().sequence(),
+            None
+        );
     }
 
     #[test]

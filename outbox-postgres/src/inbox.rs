@@ -74,7 +74,18 @@ impl PostgresInbox {
     /// `Misconfigured` when a setting is out of range.
     pub fn new(config: &PostgresConfig) -> Result<Self, StoreError> {
         config.validate()?;
-        Self::on(config, config.inbox(), true)
+        let table = config.inbox();
+        let quoted = config.quoted(&table)?;
+        Ok(Self {
+            config: config.clone(),
+            marks: Marks::new(&table),
+            mark: sql::first_seen(&quoted).into(),
+            order: Order::new(&config.names()),
+            purge_batch: PURGE_BATCH,
+            table,
+            quoted,
+            known: Arc::new(true.into()),
+        })
     }
 
     /// In this table of the same schema, which is there already. It is looked at before the first mark: its key must be
@@ -83,11 +94,16 @@ impl PostgresInbox {
     /// # Errors
     ///
     /// `Misconfigured` when a name cannot be one.
-    pub fn with_table(self, table: InboxTable) -> Result<Self, StoreError> {
-        Self::on(&self.config, table, false)
+    pub fn with_table(mut self, table: InboxTable) -> Result<Self, StoreError> {
+        self.quoted = self.config.quoted(&table)?;
+        self.marks = self.marks.with_table(&table);
+        self.mark = sql::first_seen(&self.quoted).into();
+        self.known = Arc::default();
+        self.table = table;
+        Ok(self)
     }
 
-    /// Of events of this producer: see [`Marks::with_source`]. After [`with_table`](Self::with_table).
+    /// Of events of this producer: see [`Marks::with_source`].
     ///
     /// # Errors
     ///
@@ -102,20 +118,6 @@ impl PostgresInbox {
     pub fn with_purge_batch(mut self, marks: u32) -> Self {
         self.purge_batch = marks.max(1);
         self
-    }
-
-    fn on(config: &PostgresConfig, table: InboxTable, known: bool) -> Result<Self, StoreError> {
-        let quoted = config.quoted(&table)?;
-        Ok(Self {
-            config: config.clone(),
-            marks: Marks::new(&table),
-            mark: sql::first_seen(&quoted).into(),
-            order: Order::new(&config.names()),
-            purge_batch: PURGE_BATCH,
-            table,
-            quoted,
-            known: Arc::new(known.into()),
-        })
     }
 
     /// Marks the event as handled by `consumer`; `false` when it was already. See [`Inbox`] for the contract, and
@@ -210,5 +212,24 @@ impl Inbox for PostgresInbox {
         event_id: &str,
     ) -> Result<bool, StoreError> {
         Self::first_seen(self, transaction, consumer, event_id).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_do_not_depend_on_the_order_in_which_they_are_set() {
+        let inbox = || {
+            PostgresInbox::new(&PostgresConfig::from_url("postgres://db/shop").unwrap()).unwrap()
+        };
+        let table = || InboxTable::of_one("billing", "processed", "event_id");
+        let last =
+            inbox().with_source("orders").unwrap().with_purge_batch(7).with_table(table()).unwrap();
+        let first =
+            inbox().with_table(table()).unwrap().with_purge_batch(7).with_source("orders").unwrap();
+        assert_eq!(format!("{last:?}"), format!("{first:?}"));
+        assert_ne!(format!("{last:?}"), format!("{:?}", inbox().with_table(table()).unwrap()));
     }
 }

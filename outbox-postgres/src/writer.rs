@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::config::{PayloadType, PostgresConfig};
 use crate::error::store_error;
 use crate::sql;
+use numbers::Sequences;
 
 /// The latest due time, in microseconds from now or from 1970: ten thousand years.
 const LATEST: i64 = 10_000 * 365 * 24 * 60 * 60 * 1_000_000;
@@ -47,8 +48,7 @@ const LATEST: i64 = 10_000 * 365 * 24 * 60 * 60 * 1_000_000;
 #[derive(Clone, Debug)]
 pub struct PostgresOutbox {
     insert: Arc<str>,
-    /// Where events are numbered.
-    draw_numbers: Option<Arc<str>>,
+    sequences: Option<Sequences>,
     table: Arc<str>,
     payload: PayloadType,
     persistent: bool,
@@ -65,7 +65,11 @@ impl PostgresOutbox {
         config.validate()?;
         Ok(Self {
             insert: sql::append(config).into(),
-            draw_numbers: config.sequence.then(|| sql::draw_numbers(&config.names()).into()),
+            sequences: config.sequence.then(|| Sequences {
+                draw: sql::draw_numbers(&config.names()).into(),
+                table: config.names().sequences.into(),
+                persistent: !config.pooled,
+            }),
             table: config.names().live.into(),
             payload: config.payload,
             persistent: !config.pooled,
@@ -106,12 +110,8 @@ impl PostgresOutbox {
         if events.is_empty() {
             return Ok(());
         }
-        let numbered = match &self.draw_numbers {
-            Some(draw) => Some(
-                numbers::headers(transaction, draw, self.persistent, events)
-                    .await
-                    .map_err(|error| store_error("number events of", &self.table, error))?,
-            ),
+        let numbered = match &self.sequences {
+            Some(sequences) => Some(sequences.headers(transaction, events).await?),
             None => None,
         };
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.insert)))

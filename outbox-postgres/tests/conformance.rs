@@ -9,7 +9,7 @@ use std::time::Duration;
 use outbox_conformance::{
     DeadLetter, InboxHarness, InboxTransaction, PayloadKind, StoreHarness, WriterTransaction,
 };
-use outbox_core::{EventId, NewEvent, Purged, Store, StoreError, async_trait};
+use outbox_core::{Arrival, EventId, NewEvent, Purged, Store, StoreError, async_trait};
 use outbox_postgres::{
     DeadLetterFilter, DeadLetters, PayloadType, PostgresConfig, PostgresInbox, PostgresOutbox,
     PostgresStore, Schema,
@@ -76,6 +76,7 @@ impl Harness {
         let config = PostgresConfig::new(options.application_name(&name))
             .with_schema(&name)
             .with_payload(payload)
+            .with_sequence(true)
             .with_pooled(pooled)
             .with_pool_size(3);
         Schema::new(&config).unwrap().migrate().await.unwrap();
@@ -89,10 +90,11 @@ impl Harness {
         }
     }
 
-    async fn transaction(&self) -> HarnessTransaction {
+    async fn transaction(&self, sequence: bool) -> HarnessTransaction {
+        let writer = self.config.clone().with_sequence(sequence);
         HarnessTransaction {
             transaction: self.pool.begin().await.unwrap(),
-            outbox: PostgresOutbox::new(&self.config).unwrap(),
+            outbox: PostgresOutbox::new(&writer).unwrap(),
             inbox: PostgresInbox::new(&self.config).unwrap(),
         }
     }
@@ -134,7 +136,11 @@ impl StoreHarness for Harness {
     }
 
     async fn begin(&self) -> Box<dyn WriterTransaction> {
-        Box::new(self.transaction().await)
+        Box::new(self.transaction(false).await)
+    }
+
+    async fn begin_numbered(&self) -> Option<Box<dyn WriterTransaction>> {
+        Some(Box::new(self.transaction(true).await))
     }
 
     async fn dead(&self) -> Vec<DeadLetter> {
@@ -214,7 +220,7 @@ impl StoreHarness for Harness {
 #[async_trait]
 impl InboxHarness for Harness {
     async fn begin(&self) -> Box<dyn InboxTransaction> {
-        Box::new(self.transaction().await)
+        Box::new(self.transaction(false).await)
     }
 
     async fn purge(&self, older_than: Duration) -> Option<Result<Purged, StoreError>> {
@@ -274,6 +280,19 @@ impl InboxTransaction for HarnessTransaction {
     ) -> Option<Result<bool, StoreError>> {
         let inbox = self.inbox.clone().with_source(source).unwrap();
         Some(inbox.first_seen(&mut self.transaction, consumer, event_id).await)
+    }
+
+    async fn arrival(
+        &mut self,
+        consumer: &str,
+        key: &str,
+        sequence: Option<u64>,
+    ) -> Option<Result<Arrival, StoreError>> {
+        Some(self.inbox.arrival(&mut self.transaction, consumer, key, sequence).await)
+    }
+
+    async fn accept(&mut self, consumer: &str, key: &str, sequence: u64) -> Result<(), StoreError> {
+        self.inbox.accept(&mut self.transaction, consumer, key, sequence).await
     }
 
     async fn commit(self: Box<Self>) {

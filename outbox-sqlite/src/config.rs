@@ -30,6 +30,9 @@ pub struct SqliteConfig {
     pub busy_timeout: Duration,
     /// What becomes of delivered events. Default: [`Keep::Delete`].
     pub keep: Keep,
+    /// Whether writers number the events of each aggregate (header `outbox-sequence`), so that consumers notice what is
+    /// missing: one more statement an append. Consumers set it too, for the table of what they have accepted. Default: no.
+    pub sequence: bool,
 }
 
 /// The journal of a database file. It is a property of the file: all processes see the same.
@@ -70,6 +73,7 @@ impl SqliteConfig {
             journal: Journal::Wal,
             busy_timeout: Duration::from_secs(4),
             keep: Keep::Delete,
+            sequence: false,
         }
     }
 
@@ -127,6 +131,13 @@ impl SqliteConfig {
     #[must_use]
     pub fn with_keep(mut self, keep: Keep) -> Self {
         self.keep = keep;
+        self
+    }
+
+    /// With events that are numbered by aggregate, or without.
+    #[must_use]
+    pub fn with_sequence(mut self, sequence: bool) -> Self {
+        self.sequence = sequence;
         self
     }
 

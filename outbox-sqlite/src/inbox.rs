@@ -1,5 +1,7 @@
 //! The consumer's side: an event's effect happens once.
 
+mod order;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -57,6 +59,7 @@ pub struct SqliteInbox {
     table: InboxTable,
     marks: Marks,
     mark: SqlStr,
+    accept: SqlStr,
     purge_batch: u32,
     /// Whether the table is known to be an inbox.
     known: Arc<AtomicBool>,
@@ -70,7 +73,16 @@ impl SqliteInbox {
     /// `Misconfigured` when a setting is out of range.
     pub fn new(config: &SqliteConfig) -> Result<Self, StoreError> {
         config.validate()?;
-        Ok(Self::on(config, config.inbox(), true))
+        let table = config.inbox();
+        Ok(Self {
+            config: config.clone(),
+            marks: Marks::new(&table),
+            mark: sql::first_seen(&table),
+            accept: sql::accept(&config.table),
+            purge_batch: PURGE_BATCH,
+            table,
+            known: Arc::new(true.into()),
+        })
     }
 
     /// In this table of the same file, which is there already. It is looked at before the first mark: its key must be
@@ -79,14 +91,18 @@ impl SqliteInbox {
     /// # Errors
     ///
     /// `Misconfigured` when a name cannot be one: letters, digits and `_`, at most [`SqliteConfig::MAX_TABLE_BYTES`].
-    pub fn with_table(self, table: InboxTable) -> Result<Self, StoreError> {
+    pub fn with_table(mut self, table: InboxTable) -> Result<Self, StoreError> {
         for (what, name) in table.names() {
             check_name(what, name)?;
         }
-        Ok(Self::on(&self.config, table, false))
+        self.marks = self.marks.with_table(&table);
+        self.mark = sql::first_seen(&table);
+        self.known = Arc::default();
+        self.table = table;
+        Ok(self)
     }
 
-    /// Of events of this producer: see [`Marks::with_source`]. After [`with_table`](Self::with_table).
+    /// Of events of this producer: see [`Marks::with_source`].
     ///
     /// # Errors
     ///
@@ -101,17 +117,6 @@ impl SqliteInbox {
     pub fn with_purge_batch(mut self, marks: u32) -> Self {
         self.purge_batch = marks.max(1);
         self
-    }
-
-    fn on(config: &SqliteConfig, table: InboxTable, known: bool) -> Self {
-        Self {
-            config: config.clone(),
-            marks: Marks::new(&table),
-            mark: sql::first_seen(&table),
-            purge_batch: PURGE_BATCH,
-            table,
-            known: Arc::new(known.into()),
-        }
     }
 
     /// Marks the event as handled by `consumer`; `false` when it was already. See [`Inbox`] for the contract, and
@@ -208,5 +213,22 @@ impl Inbox for SqliteInbox {
         event_id: &str,
     ) -> Result<bool, StoreError> {
         Self::first_seen(self, transaction, consumer, event_id).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_do_not_depend_on_the_order_in_which_they_are_set() {
+        let inbox = || SqliteInbox::new(&SqliteConfig::new("x")).unwrap();
+        let table = || InboxTable::of_one("billing", "processed", "event_id");
+        let last =
+            inbox().with_source("orders").unwrap().with_purge_batch(7).with_table(table()).unwrap();
+        let first =
+            inbox().with_table(table()).unwrap().with_purge_batch(7).with_source("orders").unwrap();
+        assert_eq!(format!("{last:?}"), format!("{first:?}"));
+        assert_ne!(format!("{last:?}"), format!("{:?}", inbox().with_table(table()).unwrap()));
     }
 }

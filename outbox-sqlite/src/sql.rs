@@ -27,6 +27,8 @@ pub(crate) const BEGIN: &str = "begin immediate";
 pub(crate) struct Sql {
     table: String,
     lanes: u16,
+    sequence: bool,
+    pub(crate) draw_numbers: Option<SqlStr>,
     pub(crate) insert: SqlStr,
     pub(crate) insert_due: SqlStr,
     pub(crate) insert_text: String,
@@ -73,6 +75,7 @@ impl Sql {
         let dead = format!("\"{table}_dead\"");
         let archive = format!("\"{table}_archive\"");
         let meta = format!("\"{table}_meta\"");
+        let sequences = format!("\"{table}_sequences\"");
 
         let insert = format!(
             "insert into {t} (id, aggregatetype, aggregateid, type, payload, headers)
@@ -81,6 +84,16 @@ impl Sql {
         Ok(Self {
             table: table.clone(),
             lanes: config.lanes,
+            sequence: config.sequence,
+            // ?1 [[aggregate type, aggregate id, count], …]. The write lock, which it takes, lasts until the commit.
+            draw_numbers: config.sequence.then(|| {
+                safe(format!(
+                    "insert into {sequences} (aggregatetype, aggregateid, last)
+                     select value ->> 0, value ->> 1, value ->> 2 from json_each(?1) where true
+                     on conflict do update set last = last + excluded.last
+                     returning aggregatetype, aggregateid, last"
+                ))
+            }),
             insert: safe(insert.clone()),
             insert_text: insert,
             // ?7 a time, or ?8 a delay from now

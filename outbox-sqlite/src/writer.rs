@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use outbox_core::{Due, Hint, NewEvent, StoreError, Writer, async_trait};
-use sqlx::{Sqlite, SqlitePool, Transaction};
+use outbox_core::{Due, Hint, NewEvent, Numbers, StoreError, Writer, async_trait};
+use serde_json::json;
+use sqlx::{SqlStr, Sqlite, SqlitePool, Transaction};
 
 use crate::config::SqliteConfig;
 use crate::error::failed;
@@ -94,8 +95,16 @@ impl SqliteOutbox {
         if let Some(hint) = self.hint.as_ref().filter(|_| !events.is_empty()) {
             hint.arm();
         }
-        for event in events {
-            self.insert(transaction, event)
+        let numbered = match &self.sql.draw_numbers {
+            Some(draw) => Some(self.numbered(transaction, draw, events).await?),
+            None => None,
+        };
+        for (place, event) in events.iter().enumerate() {
+            let headers = match &numbered {
+                Some(headers) => headers[place].as_deref(),
+                None => event.headers(),
+            };
+            self.insert(transaction, event, headers)
                 .await
                 .map_err(failed(format!("append an event to {}", self.place)))?;
         }
@@ -127,10 +136,29 @@ impl SqliteOutbox {
         &self.sql.insert_text
     }
 
+    /// The headers of `events`, with their numbers.
+    async fn numbered(
+        &self,
+        transaction: &mut Transaction<'_, Sqlite>,
+        draw: &SqlStr,
+        events: &[NewEvent],
+    ) -> Result<Vec<Option<String>>, StoreError> {
+        let numbers = Numbers::of(events);
+        let wanted: Vec<_> = numbers.wanted().collect();
+        let drawn: Vec<(String, String, i64)> = sqlx::query_as(draw.clone())
+            .bind(json!(wanted).to_string())
+            .fetch_all(&mut **transaction)
+            .await
+            .map_err(failed(format!("number the events of {}", self.place)))?;
+        let drawn = drawn.into_iter().map(|(kind, id, last)| (kind, id, last.cast_unsigned()));
+        numbers.headers(&self.place, drawn)
+    }
+
     async fn insert(
         &self,
         transaction: &mut Transaction<'_, Sqlite>,
         event: &NewEvent,
+        headers: Option<&str>,
     ) -> Result<(), sqlx::Error> {
         let sql = if event.due().is_some() { &self.sql.insert_due } else { &self.sql.insert };
         let mut buffer = [0; 36];
@@ -146,7 +174,7 @@ impl SqliteOutbox {
             },
             None => query.bind(None::<String>),
         };
-        let query = query.bind(event.headers().map(str::to_owned));
+        let query = query.bind(headers.map(str::to_owned));
         let query = match event.due() {
             Some(Due::At(time)) => {
                 let since_1970 = time.duration_since(UNIX_EPOCH).unwrap_or_default();

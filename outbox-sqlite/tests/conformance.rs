@@ -11,7 +11,7 @@ use common::{Fixture, fixture_with, rollback_journal};
 use outbox_conformance::{
     DeadLetter, InboxHarness, InboxTransaction, StoreHarness, WriterTransaction,
 };
-use outbox_core::{EventId, NewEvent, Purged, Store, StoreError, async_trait};
+use outbox_core::{Arrival, EventId, NewEvent, Purged, Store, StoreError, async_trait};
 use outbox_sqlite::{DeadLetters, SqliteConfig, SqliteInbox, SqliteOutbox, SqliteStore};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Sqlite, SqliteConnection, Transaction};
 
@@ -47,9 +47,9 @@ mod rollback {
     }
 }
 
-/// SQLite's lock has no queue, and the inbox's rules have sixteen tasks fight for it.
+/// With the tables of numbers. SQLite's lock has no queue, and the inbox's rules have sixteen tasks fight for it.
 fn patient(config: SqliteConfig) -> SqliteConfig {
-    config.with_busy_timeout(Duration::from_secs(60))
+    config.with_busy_timeout(Duration::from_secs(60)).with_sequence(true)
 }
 
 struct Harness {
@@ -65,10 +65,11 @@ impl Harness {
         Self { fixture, store, letters }
     }
 
-    async fn transaction(&self) -> HarnessTransaction {
+    async fn transaction(&self, sequence: bool) -> HarnessTransaction {
+        let writer = self.fixture.config.clone().with_sequence(sequence);
         HarnessTransaction {
             transaction: self.fixture.outbox.begin(&self.fixture.pool).await.unwrap(),
-            outbox: SqliteOutbox::new(&self.fixture.config).unwrap(),
+            outbox: SqliteOutbox::new(&writer).unwrap(),
             inbox: SqliteInbox::new(&self.fixture.config).unwrap(),
         }
     }
@@ -85,7 +86,11 @@ impl StoreHarness for Harness {
     }
 
     async fn begin(&self) -> Box<dyn WriterTransaction> {
-        Box::new(self.transaction().await)
+        Box::new(self.transaction(false).await)
+    }
+
+    async fn begin_numbered(&self) -> Option<Box<dyn WriterTransaction>> {
+        Some(Box::new(self.transaction(true).await))
     }
 
     async fn dead(&self) -> Vec<DeadLetter> {
@@ -145,7 +150,7 @@ async fn has_no_reader(connection: &mut SqliteConnection) -> bool {
 #[async_trait]
 impl InboxHarness for Harness {
     async fn begin(&self) -> Box<dyn InboxTransaction> {
-        Box::new(self.transaction().await)
+        Box::new(self.transaction(false).await)
     }
 
     fn concurrent(&self) -> bool {
@@ -213,6 +218,19 @@ impl InboxTransaction for HarnessTransaction {
     ) -> Option<Result<bool, StoreError>> {
         let inbox = self.inbox.clone().with_source(source).unwrap();
         Some(inbox.first_seen(&mut self.transaction, consumer, event_id).await)
+    }
+
+    async fn arrival(
+        &mut self,
+        consumer: &str,
+        key: &str,
+        sequence: Option<u64>,
+    ) -> Option<Result<Arrival, StoreError>> {
+        Some(self.inbox.arrival(&mut self.transaction, consumer, key, sequence).await)
+    }
+
+    async fn accept(&mut self, consumer: &str, key: &str, sequence: u64) -> Result<(), StoreError> {
+        self.inbox.accept(&mut self.transaction, consumer, key, sequence).await
     }
 
     async fn commit(self: Box<Self>) {

@@ -127,6 +127,29 @@ async fn every_difference_is_named() {
     assert!(!message.contains("tenant"), "{message}");
 }
 
+/// With `sequence` the tables of numbers are looked after as the others are; without, nobody needs them.
+#[tokio::test]
+async fn the_tables_of_numbers_are_made_and_compared() {
+    let plain = fixture().await;
+    let config = plain.config.clone().with_sequence(true);
+    assert_eq!(found(&plain.config).await, "");
+    for table in ["outbox_sequences", "outbox_arrivals"] {
+        assert!(found(&config).await.contains(&format!("table \"{table}\" is missing")));
+    }
+    Schema::new(&config).unwrap().migrate().await.unwrap();
+    assert_eq!(found(&config).await, "");
+    plain
+        .execute(
+            "drop table outbox_sequences;
+             create table outbox_sequences (aggregatetype text not null, aggregateid text not null, last text not null,
+               primary key (aggregatetype, aggregateid)) strict, without rowid",
+        )
+        .await;
+    assert!(
+        found(&config).await.contains("column \"last\" of table \"outbox_sequences\" is (\"text\"")
+    );
+}
+
 /// What serves operators only keeps no relay from starting. H084
 #[tokio::test]
 async fn an_index_for_operators_is_advice() {

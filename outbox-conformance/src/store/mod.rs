@@ -11,6 +11,7 @@ mod lease;
 mod limits;
 mod owner;
 mod pipeline;
+mod sequence;
 mod settle;
 mod visibility;
 mod watermark;
@@ -21,6 +22,7 @@ pub use hold::*;
 pub use lease::*;
 pub use limits::*;
 pub use pipeline::*;
+pub use sequence::*;
 pub use settle::*;
 pub use visibility::*;
 pub use watermark::*;
@@ -42,6 +44,11 @@ pub trait StoreHarness: Send + Sync {
     /// Opens an application's transaction. Two are open at a time unless the store declares
     /// [`Watermark::CommitOrder`](outbox_core::Watermark::CommitOrder).
     async fn begin(&self) -> Box<dyn WriterTransaction>;
+
+    /// The same, with a writer that numbers the events of each aggregate. `None`: it has none.
+    async fn begin_numbered(&self) -> Option<Box<dyn WriterTransaction>> {
+        None
+    }
 
     /// All dead letters of the table.
     async fn dead(&self) -> Vec<DeadLetter>;

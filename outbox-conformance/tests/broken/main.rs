@@ -7,6 +7,7 @@ mod memory;
 
 mod inbox;
 mod publisher;
+mod sequence;
 mod store;
 mod writer;
 

@@ -8,7 +8,7 @@ use outbox_conformance::{
 };
 use outbox_core::memory::{MemoryStore, MemoryTransaction, Savepoint};
 use outbox_core::{
-    EventId, EventRow, Inbox, NewEvent, Purged, Store, StoreError, Writer, async_trait,
+    Arrival, EventId, EventRow, Inbox, NewEvent, Purged, Store, StoreError, Writer, async_trait,
 };
 
 /// A table in memory, seen through `store`: itself, or a broken wrapper around it.
@@ -34,6 +34,12 @@ impl StoreHarness for Memory {
     async fn begin(&self) -> Box<dyn WriterTransaction> {
         let transaction = self.table.begin();
         Box::new(Writing { table: self.table.clone(), transaction, savepoint: None })
+    }
+
+    async fn begin_numbered(&self) -> Option<Box<dyn WriterTransaction>> {
+        let table = self.table.clone().with_sequence(true);
+        let transaction = table.begin();
+        Some(Box::new(Writing { table, transaction, savepoint: None }))
     }
 
     async fn dead(&self) -> Vec<DeadLetter> {
@@ -132,6 +138,21 @@ impl InboxTransaction for Writing {
     ) -> Option<Result<bool, StoreError>> {
         let inbox = self.table.inbox().with_source(source).expect("a good source");
         Some(inbox.first_seen(&mut self.transaction, consumer, event_id).await)
+    }
+
+    async fn arrival(
+        &mut self,
+        consumer: &str,
+        key: &str,
+        sequence: Option<u64>,
+    ) -> Option<Result<Arrival, StoreError>> {
+        let inbox = self.table.inbox();
+        Some(inbox.arrival(&mut self.transaction, consumer, key, sequence).await)
+    }
+
+    async fn accept(&mut self, consumer: &str, key: &str, sequence: u64) -> Result<(), StoreError> {
+        let inbox = self.table.inbox();
+        inbox.accept(&mut self.transaction, consumer, key, sequence).await
     }
 
     async fn commit(self: Box<Self>) {

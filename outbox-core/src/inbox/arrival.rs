@@ -14,10 +14,13 @@ pub enum Arrival {
         /// The number that came.
         got: u64,
     },
+    /// It has no number, so nothing can be told, and nothing is accepted: a writer that does not number has appended it, or it
+    /// has no place in an order. It is to be handled as any other.
+    Unnumbered,
 }
 
 impl Arrival {
-    /// Of number `got`, when `last` was the last that was accepted; 0 is none.
+    /// For those who write an inbox: of number `got`, when `last` was the last that was accepted; 0 is none.
     #[must_use]
     pub fn of(last: u64, got: u64) -> Self {
         match last.saturating_add(1) {

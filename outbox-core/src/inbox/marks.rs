@@ -56,6 +56,12 @@ impl Marks {
         Ok(self)
     }
 
+    /// In this table instead, whose name stands in what is refused.
+    #[must_use]
+    pub fn with_table(self, table: &InboxTable) -> Self {
+        Self { source: self.source, ..Self::new(table) }
+    }
+
     /// What is stored as the id of this event.
     ///
     /// # Errors
@@ -67,6 +73,32 @@ impl Marks {
         consumer: &str,
         event_id: &'a str,
     ) -> Result<Cow<'a, str>, StoreError> {
+        self.stored(consumer, "event id", event_id)
+    }
+
+    /// What is stored as the key of an aggregate, and as the number of one of its events.
+    ///
+    /// # Errors
+    ///
+    /// As [`event_id`](Self::event_id), and `Rejected` when the number is larger than a column of 64 bits takes.
+    pub fn arrival<'a>(
+        &self,
+        consumer: &str,
+        key: &'a str,
+        sequence: u64,
+    ) -> Result<(Cow<'a, str>, i64), StoreError> {
+        let key = self.stored(consumer, "key", key)?;
+        let number = i64::try_from(sequence)
+            .map_err(|_| self.rejected(&format!("no aggregate has {sequence} events")))?;
+        Ok((key, number))
+    }
+
+    fn stored<'a>(
+        &self,
+        consumer: &str,
+        what: &str,
+        text: &'a str,
+    ) -> Result<Cow<'a, str>, StoreError> {
         if let Some(only) = self.only.as_deref().filter(|only| *only != consumer) {
             return Err(StoreError::misconfigured(format!(
                 "the inbox table {} has no column for the consumer and belongs to {only:?}: {consumer:?} needs a table \
@@ -74,23 +106,26 @@ impl Marks {
                 self.table
             )));
         }
-        let stored: Cow<'_, str> = match &self.source {
-            Some(source) => format!("{source}{event_id}").into(),
-            None => event_id.into(),
+        let (stored, with_source): (Cow<'_, str>, _) = match &self.source {
+            Some(source) => (format!("{source}{text}").into(), " with its source"),
+            None => (text.into(), ""),
         };
-        let id = if self.source.is_some() { "event id with its source" } else { "event id" };
-        for (what, text) in [("consumer", consumer), (id, &*stored)] {
-            let reason = if text.len() > MAX_MARK_BYTES {
-                format!("has {} bytes, {MAX_MARK_BYTES} are allowed", text.len())
-            } else if text.contains('\0') {
-                "holds a NUL".to_owned()
-            } else {
-                continue;
-            };
-            let message = format!("cannot mark an event in {}: the {what} {reason}", self.table);
-            return Err(StoreError::new(StoreErrorKind::Rejected, message));
+        for (what, text) in [("consumer", consumer), (&*format!("{what}{with_source}"), &*stored)] {
+            if text.len() > MAX_MARK_BYTES {
+                let bytes = text.len();
+                let reason = format!("the {what} has {bytes} bytes, {MAX_MARK_BYTES} are allowed");
+                return Err(self.rejected(&reason));
+            }
+            if text.contains('\0') {
+                return Err(self.rejected(&format!("the {what} holds a NUL")));
+            }
         }
         Ok(stored)
+    }
+
+    fn rejected(&self, reason: &str) -> StoreError {
+        let message = format!("cannot mark an event in {}: {reason}", self.table);
+        StoreError::new(StoreErrorKind::Rejected, message)
     }
 }
 
@@ -124,6 +159,29 @@ mod tests {
         assert_eq!(kind(marks().event_id("c", "a\0")), StoreErrorKind::Rejected);
         let orders = marks().with_source("orders").unwrap();
         assert_eq!(kind(orders.event_id("c", &longest)), StoreErrorKind::Rejected);
+    }
+
+    #[test]
+    fn a_source_stays_when_another_table_is_named() {
+        let table = InboxTable::shared("handled", "handler", "message");
+        let orders = marks().with_source("orders").unwrap().with_table(&table);
+        assert_eq!(orders.event_id("c", "7").unwrap(), "orders:7");
+        let error = orders.event_id("c", "\0").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "cannot mark an event in handled: the event id with its source holds a NUL"
+        );
+    }
+
+    #[test]
+    fn a_key_is_qualified_and_a_number_fits_its_column() {
+        let orders = marks().with_source("orders").unwrap();
+        assert_eq!(orders.arrival("c", "7", 1).unwrap(), ("orders:7".into(), 1));
+        assert!(marks().arrival("c", "7", i64::MAX.cast_unsigned()).is_ok());
+        for (key, number) in [("7", i64::MAX.cast_unsigned() + 1), (&"x".repeat(256), 1)] {
+            let error = marks().arrival("c", key, number).unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Rejected);
+        }
     }
 
     /// B274: a table without a column for the consumer serves one, and tells a second one so instead of hiding events.

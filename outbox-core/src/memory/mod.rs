@@ -31,6 +31,7 @@
 //! ```
 
 mod claim;
+mod counters;
 mod fault;
 mod inbox;
 mod lease;

@@ -64,6 +64,15 @@ impl MemoryStore {
         }))
     }
 
+    /// With writers that number the events of each aggregate (header `outbox-sequence`), or without, which is the default. It
+    /// holds for every handle on the table. Appends about one aggregate wait for each other then; two transactions that
+    /// append about two aggregates in opposite orders wait for ever: no deadlock is detected here.
+    #[must_use]
+    pub fn with_sequence(self, sequence: bool) -> Self {
+        self.0.table().numbered = sequence;
+        self
+    }
+
     /// Opens a transaction.
     #[must_use]
     pub fn begin(&self) -> MemoryTransaction {
@@ -173,7 +182,7 @@ impl Writer for MemoryStore {
         events: &[NewEvent],
     ) -> Result<(), StoreError> {
         self.0.check(transaction)?;
-        transaction.append(events)
+        transaction.append(events).await
     }
 }
 
@@ -251,6 +260,18 @@ impl fmt::Debug for MemoryStore {
 impl Shared {
     pub(super) fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().expect("no panic while the table is locked")
+    }
+
+    /// Waits until `attempt` gives something; it is made anew whenever a transaction has ended.
+    pub(super) async fn until<T>(&self, mut attempt: impl FnMut(&mut Table) -> Option<T>) -> T {
+        loop {
+            let changed = self.changed.notified();
+            let given = attempt(&mut self.table());
+            match given {
+                Some(given) => return given,
+                None => changed.await,
+            }
+        }
     }
 
     /// Wakes who waits for something new, or, when nobody does, the next one who comes to wait.

@@ -5,6 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
+use super::counters::Counters;
 use super::lease::PipelineLeases;
 use super::row::{NEVER, Row, insert_of};
 use crate::{
@@ -34,6 +35,12 @@ pub(super) struct Table {
     pub(super) pipelines: BTreeMap<String, PipelineLeases>,
     /// (consumer, event id), and how it stands with the mark.
     marks: BTreeMap<(String, String), Mark>,
+    /// Whether writers number events.
+    pub(super) numbered: bool,
+    /// The last number of each aggregate.
+    pub(super) sequences: Counters,
+    /// The last number that a consumer has accepted.
+    pub(super) arrivals: Counters,
 }
 
 /// A mark of an inbox.
@@ -59,6 +66,9 @@ impl Table {
             next_transaction_id: 1,
             pipelines: BTreeMap::new(),
             marks: BTreeMap::new(),
+            numbered: false,
+            sequences: Counters::default(),
+            arrivals: Counters::default(),
         }
     }
 
@@ -67,11 +77,13 @@ impl Table {
         self.begun
     }
 
-    /// Draws positions for `events`, now and not at the commit: transactions may become visible in another order.
+    /// Draws positions for `events`, now and not at the commit: transactions may become visible in another order. `headers`
+    /// are those of numbered events.
     pub(super) fn draw(
         &mut self,
         number: u64,
         events: &[NewEvent],
+        headers: Option<&[Option<String>]>,
     ) -> Result<Vec<Row>, StoreError> {
         if !self.capabilities.scheduled && events.iter().any(|event| event.due().is_some()) {
             return Err(StoreError::misconfigured("this store has no scheduled events"));
@@ -80,9 +92,13 @@ impl Table {
             self.writers.insert(number, self.next_transaction_id);
             self.next_transaction_id += 1;
         }
-        let rows = events.iter().map(|event| {
+        let rows = events.iter().enumerate().map(|(place, event)| {
             let due_at = event.due().map(|due| self.due_at(due));
-            self.row(&insert_of(event), due_at)
+            let mut insert = insert_of(event);
+            if let Some(headers) = headers {
+                insert.headers = headers[place].as_deref();
+            }
+            self.row(&insert, due_at)
         });
         Ok(rows.collect())
     }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use super::counters::Change;
 use super::row::Row;
 use super::store::Shared;
-use crate::{Event, NewEvent, StoreError};
+use crate::{Event, NewEvent, Numbers, StoreError};
 
 /// A transaction on a [`MemoryStore`](super::MemoryStore). Nobody sees its events before [`commit`](Self::commit);
 /// dropping it rolls back. Any number may be open at a time.
@@ -16,6 +17,10 @@ pub struct MemoryTransaction {
     rows: Vec<Row>,
     /// Inbox marks, in the order in which they were set.
     pub(super) marks: Vec<(String, String)>,
+    /// Numbers of events, in the order in which they were drawn.
+    drawn: Vec<Change>,
+    /// Numbers that a consumer accepted, in their order.
+    pub(super) accepted: Vec<Change>,
 }
 
 /// A place in a transaction to which it can go back.
@@ -23,18 +28,31 @@ pub struct MemoryTransaction {
 pub struct Savepoint {
     rows: usize,
     marks: usize,
+    drawn: usize,
+    accepted: usize,
 }
 
 impl MemoryTransaction {
     pub(super) fn begin(shared: Arc<Shared>) -> Self {
         let number = shared.table().begin();
-        Self { shared, number, rows: Vec::new(), marks: Vec::new() }
+        Self {
+            shared,
+            number,
+            rows: Vec::new(),
+            marks: Vec::new(),
+            drawn: Vec::new(),
+            accepted: Vec::new(),
+        }
     }
 
     /// Makes everything of this transaction visible at once.
     pub fn commit(mut self) {
         let (rows, marks) = (std::mem::take(&mut self.rows), std::mem::take(&mut self.marks));
-        self.shared.table().commit(self.number, rows, &marks);
+        let mut table = self.shared.table();
+        table.commit(self.number, rows, &marks);
+        table.sequences.keep(&std::mem::take(&mut self.drawn));
+        table.arrivals.keep(&std::mem::take(&mut self.accepted));
+        drop(table);
         self.shared.committed();
     }
 
@@ -46,14 +64,25 @@ impl MemoryTransaction {
     /// A place to go back to.
     #[must_use]
     pub fn savepoint(&self) -> Savepoint {
-        Savepoint { rows: self.rows.len(), marks: self.marks.len() }
+        Savepoint {
+            rows: self.rows.len(),
+            marks: self.marks.len(),
+            drawn: self.drawn.len(),
+            accepted: self.accepted.len(),
+        }
     }
 
     /// Forgets what was done since `savepoint` was set; the transaction goes on.
     pub fn rollback_to(&mut self, savepoint: Savepoint) {
         self.rows.truncate(savepoint.rows);
         let marks = self.marks.split_off(savepoint.marks.min(self.marks.len()));
-        self.shared.table().unmark(&marks);
+        let drawn = self.drawn.split_off(savepoint.drawn.min(self.drawn.len()));
+        let accepted = self.accepted.split_off(savepoint.accepted.min(self.accepted.len()));
+        let mut table = self.shared.table();
+        table.unmark(&marks);
+        table.sequences.undo(&drawn);
+        table.arrivals.undo(&accepted);
+        drop(table);
         self.shared.changed.notify_waiters();
     }
 
@@ -63,16 +92,38 @@ impl MemoryTransaction {
         self.rows.iter().map(Row::to_event).collect()
     }
 
-    pub(super) fn append(&mut self, events: &[NewEvent]) -> Result<(), StoreError> {
-        let rows = self.shared.table().draw(self.number, events)?;
+    /// Waits while another open transaction has numbered events of the same aggregates.
+    pub(super) async fn append(&mut self, events: &[NewEvent]) -> Result<(), StoreError> {
+        let numbered = self.shared.table().numbered;
+        let headers = if numbered { Some(self.numbered(events).await?) } else { None };
+        let rows = self.shared.table().draw(self.number, events, headers.as_deref())?;
         self.rows.extend(rows);
         Ok(())
+    }
+
+    async fn numbered(&mut self, events: &[NewEvent]) -> Result<Vec<Option<String>>, StoreError> {
+        let numbers = Numbers::of(events);
+        let mut last = Vec::with_capacity(numbers.wanted().len());
+        for (kind, id, count) in numbers.wanted() {
+            let (shared, transaction) = (Arc::clone(&self.shared), self.number);
+            let key = (kind.to_owned(), id.to_owned());
+            let next = |last| last + count;
+            let change =
+                shared.until(|table| table.sequences.change(transaction, &key, next)).await;
+            last.push((key.0, key.1, change.before + count));
+            self.drawn.push(change);
+        }
+        numbers.headers("the memory table", last)
     }
 }
 
 impl Drop for MemoryTransaction {
     fn drop(&mut self) {
-        self.shared.table().rollback(self.number, &self.marks);
+        let mut table = self.shared.table();
+        table.rollback(self.number, &self.marks);
+        table.sequences.undo(&self.drawn);
+        table.arrivals.undo(&self.accepted);
+        drop(table);
         self.shared.changed.notify_waiters();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use outbox_core::{Arrival, StoreError, StoreErrorKind};
+use outbox_core::{Arrival, StoreError};
 use sqlx::{AssertSqlSafe, Postgres, Transaction};
 
 use super::PostgresInbox;
@@ -29,9 +29,10 @@ impl Order {
 }
 
 impl PostgresInbox {
-    /// Tells where the event with this number stands among those of its aggregate, and accepts it if it is the next one.
-    /// The number is in the header [`SEQUENCE`](outbox_core::headers::SEQUENCE); events are numbered by writers whose
-    /// settings say `sequence`, and the inbox needs that setting too.
+    /// Tells where the event with this number stands among those of its aggregate, and accepts it if it is the next one:
+    /// [`Arrival`] says what each answer means. The number is
+    /// [`ReceivedEvent::sequence`](outbox_core::ReceivedEvent::sequence); events are numbered by writers whose settings say
+    /// `sequence`, and the inbox needs that setting too.
     ///
     /// `key` names the aggregate: its id where all have one type, else type and id. Two transactions with one key wait for
     /// each other. What was accepted is rolled back with the transaction.
@@ -45,10 +46,10 @@ impl PostgresInbox {
         transaction: &mut Transaction<'_, Postgres>,
         consumer: &str,
         key: &str,
-        sequence: u64,
+        sequence: Option<u64>,
     ) -> Result<Arrival, StoreError> {
-        let stored = self.marks.event_id(consumer, key)?;
-        let number = self.number(sequence)?;
+        let Some(sequence) = sequence else { return Ok(Arrival::Unnumbered) };
+        let (stored, number) = self.marks.arrival(consumer, key, sequence)?;
         loop {
             let last: Option<i64> =
                 sqlx::query_scalar(AssertSqlSafe(Arc::clone(&self.order.arrive)))
@@ -79,26 +80,16 @@ impl PostgresInbox {
         key: &str,
         sequence: u64,
     ) -> Result<(), StoreError> {
-        let stored = self.marks.event_id(consumer, key)?;
+        let (stored, number) = self.marks.arrival(consumer, key, sequence)?;
         sqlx::query(AssertSqlSafe(Arc::clone(&self.order.accept)))
             .persistent(!self.config.pooled)
             .bind(consumer)
             .bind(&*stored)
-            .bind(self.number(sequence)?)
+            .bind(number)
             .execute(&mut **transaction)
             .await
             .map_err(|error| self.cannot_order(error))?;
         Ok(())
-    }
-
-    fn number(&self, sequence: u64) -> Result<i64, StoreError> {
-        i64::try_from(sequence).map_err(|error| {
-            let message = format!(
-                "cannot accept event {sequence} in {}: no aggregate has so many",
-                self.order.arrivals
-            );
-            StoreError::new(StoreErrorKind::Rejected, message).with_source(error)
-        })
     }
 
     fn cannot_order(&self, error: sqlx::Error) -> StoreError {

@@ -84,26 +84,26 @@ async fn a_gap_is_told_and_stays_until_it_is_accepted() {
     for (sequence, expected) in
         [(1, Arrival::Next), (1, Arrival::Duplicate), (4, gap), (4, gap), (2, Arrival::Next)]
     {
-        let arrival = inbox.arrival(&mut tx, "billing", "a", sequence).await.unwrap();
+        let arrival = inbox.arrival(&mut tx, "billing", "a", Some(sequence)).await.unwrap();
         assert_eq!(arrival, expected, "number {sequence}");
     }
     // Other consumers, keys and sources have places of their own.
     let orders = inbox.clone().with_source("orders").unwrap();
-    assert_eq!(inbox.arrival(&mut tx, "mailing", "a", 1).await.unwrap(), Arrival::Next);
-    assert_eq!(inbox.arrival(&mut tx, "billing", "b", 1).await.unwrap(), Arrival::Next);
-    assert_eq!(orders.arrival(&mut tx, "billing", "a", 1).await.unwrap(), Arrival::Next);
+    assert_eq!(inbox.arrival(&mut tx, "mailing", "a", Some(1)).await.unwrap(), Arrival::Next);
+    assert_eq!(inbox.arrival(&mut tx, "billing", "b", Some(1)).await.unwrap(), Arrival::Next);
+    assert_eq!(orders.arrival(&mut tx, "billing", "a", Some(1)).await.unwrap(), Arrival::Next);
     tx.commit().await.unwrap();
 
     let mut tx = outbox.pool.begin().await.unwrap();
     inbox.accept(&mut tx, "billing", "a", 4).await.unwrap();
-    assert_eq!(inbox.arrival(&mut tx, "billing", "a", 5).await.unwrap(), Arrival::Next);
+    assert_eq!(inbox.arrival(&mut tx, "billing", "a", Some(5)).await.unwrap(), Arrival::Next);
     tx.rollback().await.unwrap();
     let mut tx = outbox.pool.begin().await.unwrap();
-    assert_eq!(inbox.arrival(&mut tx, "billing", "a", 3).await.unwrap(), Arrival::Next);
+    assert_eq!(inbox.arrival(&mut tx, "billing", "a", Some(3)).await.unwrap(), Arrival::Next);
     inbox.accept(&mut tx, "billing", "a", 5).await.unwrap();
     inbox.accept(&mut tx, "billing", "a", 4).await.unwrap();
-    assert_eq!(inbox.arrival(&mut tx, "billing", "a", 4).await.unwrap(), Arrival::Duplicate);
-    assert_eq!(inbox.arrival(&mut tx, "billing", "a", 6).await.unwrap(), Arrival::Next);
+    assert_eq!(inbox.arrival(&mut tx, "billing", "a", Some(4)).await.unwrap(), Arrival::Duplicate);
+    assert_eq!(inbox.arrival(&mut tx, "billing", "a", Some(6)).await.unwrap(), Arrival::Next);
     tx.commit().await.unwrap();
 }
 
@@ -117,7 +117,7 @@ async fn of_copies_at_the_same_time_one_is_the_next() {
             let mut next = 0;
             for sequence in 1..=100 {
                 let mut tx = pool.begin().await.unwrap();
-                match inbox.arrival(&mut tx, "billing", "a", sequence).await.unwrap() {
+                match inbox.arrival(&mut tx, "billing", "a", Some(sequence)).await.unwrap() {
                     Arrival::Next => next += 1,
                     Arrival::Duplicate => {}
                     gap => panic!("{gap:?} at {sequence}"),
@@ -132,4 +132,57 @@ async fn of_copies_at_the_same_time_one_is_the_next() {
         next += task.await.unwrap();
     }
     assert_eq!(next, 100);
+}
+
+/// With `sequence` the tables of numbers are looked after as the others are; without, nobody needs them.
+#[tokio::test]
+async fn the_tables_of_numbers_are_made_and_compared() {
+    let plain = Outbox::new().await;
+    let outbox = plain.reconfigured(|config| config.with_sequence(true));
+    for (change, named) in [
+        ("", "outbox_sequences"),
+        ("drop table outbox_arrivals", "outbox_arrivals"),
+        ("alter table outbox_sequences alter last type int", "outbox_sequences.last"),
+        (
+            "alter table outbox_arrivals alter key type text collate \"POSIX\"",
+            "outbox_arrivals.key",
+        ),
+        ("alter table outbox_sequences drop constraint outbox_sequences_pkey", "outbox_sequences"),
+    ] {
+        outbox.execute(change).await;
+        let drift = outbox.schema().check().await.unwrap();
+        let is_named = |drift: &outbox_core::Drift| drift.to_string().contains(named);
+        assert!(drift.iter().any(is_named), "{change}: {drift:?}");
+        assert_eq!(plain.schema().check().await.unwrap(), [], "without `sequence`");
+        outbox.execute("drop table if exists outbox_sequences, outbox_arrivals").await;
+        outbox.schema().migrate().await.unwrap();
+        assert_eq!(outbox.schema().check().await.unwrap(), [], "made anew");
+    }
+}
+
+/// H086: what `docs/schema.md` grants is enough, for a writer and for a consumer.
+#[tokio::test]
+async fn the_documented_rights_are_enough() {
+    let outbox = numbered().await;
+    let (writer, inbox) = (outbox.writer(), PostgresInbox::new(&outbox.config).unwrap());
+    let role = format!("role_{}", uuid::Uuid::new_v4().simple());
+    let grants = format!(
+        "create role {role};
+         grant insert on outbox, outbox_inbox to {role};
+         grant select, insert, update on outbox_sequences, outbox_arrivals to {role}"
+    );
+    outbox.execute(&grants).await;
+    for n in 1..=2 {
+        let mut tx = outbox.pool.begin().await.unwrap();
+        let set = sqlx::AssertSqlSafe(format!("set local role {role}"));
+        sqlx::raw_sql(set).execute(&mut *tx).await.unwrap();
+        writer.append(&mut tx, &[event("a", "1")]).await.unwrap();
+        assert!(inbox.first_seen(&mut tx, "billing", &n.to_string()).await.unwrap());
+        let told = inbox.arrival(&mut tx, "billing", "a", Some(n)).await.unwrap();
+        assert_eq!(told, Arrival::Next);
+        inbox.accept(&mut tx, "billing", "b", n).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+    assert_eq!(headers(&outbox).await, [number(1), number(2)]);
+    outbox.execute(&format!("drop owned by {role}; drop role {role}")).await;
 }

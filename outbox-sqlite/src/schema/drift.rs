@@ -10,6 +10,9 @@ use crate::sql::safe;
 /// The tables beside the outbox, by what follows its name.
 const TABLES: [&str; 7] = ["", "_lanes", "_workers", "_dead", "_archive", "_inbox", "_meta"];
 
+/// Those of numbered events.
+const OF_NUMBERS: [&str; 2] = ["_sequences", "_arrivals"];
+
 /// Indexes that serve operators only, by what follows the table's name.
 const FOR_OPERATORS: [&str; 4] = ["_dead_id", "_archive_id", "_archive_settled", "_inbox_seen"];
 
@@ -29,7 +32,8 @@ impl Schema {
             .execute(&mut expected)
             .await
             .map_err(self.failed("build in memory"))?;
-        for suffix in TABLES {
+        let numbers = OF_NUMBERS.iter().filter(|_| self.config.sequence);
+        for suffix in TABLES.iter().chain(numbers) {
             let table = format!("{}{suffix}", self.config.table);
             let actual = columns(connection, &table).await.map_err(self.failed("describe"))?;
             let wanted = columns(&mut expected, &table).await.map_err(self.failed("describe"))?;

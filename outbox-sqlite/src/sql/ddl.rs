@@ -6,6 +6,7 @@ impl Sql {
     /// The tables, as statements that can be repeated.
     pub(crate) fn schema(&self) -> String {
         let (table, lane) = (&self.table, self.lane_expression());
+        let numbers = if self.sequence { self.numbers() } else { String::new() };
         format!(
             r#"-- The outbox: a row is a pending event. A plain insert of the five columns id, aggregatetype, aggregateid,
 -- type and payload is complete. Times are microseconds since 1970. Autoincrement: a position is never drawn twice.
@@ -101,6 +102,30 @@ create index if not exists "{table}_inbox_seen" on "{table}_inbox" (seen_at);
 create table if not exists "{table}_meta" (
   key text primary key not null,
   value text not null
+) strict, without rowid;
+{numbers}"#
+        )
+    }
+
+    /// The tables of numbered events.
+    fn numbers(&self) -> String {
+        let table = &self.table;
+        format!(
+            r#"
+-- The last number of each aggregate.
+create table if not exists "{table}_sequences" (
+  aggregatetype text not null,
+  aggregateid text not null,
+  last integer not null,
+  primary key (aggregatetype, aggregateid)
+) strict, without rowid;
+
+-- The last number of each aggregate that a consumer has accepted.
+create table if not exists "{table}_arrivals" (
+  consumer text not null,
+  key text not null,
+  last integer not null,
+  primary key (consumer, key)
 ) strict, without rowid;
 "#
         )

@@ -13,6 +13,14 @@ pub(crate) fn first_seen(inbox: &InboxTable) -> SqlStr {
     safe(format!("insert into {table} ({columns}) values ({values}) on conflict do nothing"))
 }
 
+/// Accepts everything up to a number, and returns the last one that is accepted then. ?1 consumer, ?2 key, ?3 number.
+pub(crate) fn accept(outbox: &str) -> SqlStr {
+    safe(format!(
+        "insert into \"{outbox}_arrivals\" (consumer, key, last) values (?1, ?2, ?3)
+         on conflict do update set last = max(last, excluded.last) returning last"
+    ))
+}
+
 /// Removes old marks, the oldest first. ?1 age in microseconds, ?2 how many.
 pub(crate) fn purge(inbox: &InboxTable, seen_at: &str) -> SqlStr {
     let table = &inbox.table;
