@@ -32,6 +32,10 @@ pub struct MySqlConfig {
     pub payload: PayloadType,
     /// What becomes of delivered events. Default: [`Keep::Delete`].
     pub keep: Keep,
+    /// Whether writers number the events of each aggregate (header `outbox-sequence`), so that consumers notice what is
+    /// missing: two more statements an append, and appends about one aggregate wait for each other. Consumers set it too,
+    /// for the table of what they have accepted. Default: no.
+    pub sequence: bool,
     /// Whether another server (another `server_uuid`) is refused until [`Schema::adopt`](crate::Schema::adopt) accepts it:
     /// a restored backup, or a copy. Turn it off where a replica may be promoted, which looks the same. MariaDB has no
     /// such identity, and nothing is compared there. Default: yes.
@@ -92,8 +96,8 @@ const MAX_NAME_CHARS: usize = 64;
 impl MySqlConfig {
     /// The most lanes of a table: a claim is one statement with a part for each.
     pub const MAX_LANES: u16 = 256;
-    /// The longest table name in characters: names have 64 at most, and the longest suffix takes 8.
-    pub const MAX_TABLE_CHARS: usize = 56;
+    /// The longest table name in characters: names have 64 at most, and the longest suffix takes 10.
+    pub const MAX_TABLE_CHARS: usize = 54;
 
     /// The outbox that these options connect to, with the default of every setting.
     #[must_use]
@@ -104,6 +108,7 @@ impl MySqlConfig {
             lanes: 16,
             payload: PayloadType::default(),
             keep: Keep::default(),
+            sequence: false,
             pin_server: true,
             pool_size: 5,
             connect_timeout: Duration::from_secs(3),
@@ -152,6 +157,13 @@ impl MySqlConfig {
     #[must_use]
     pub fn with_keep(mut self, keep: Keep) -> Self {
         self.keep = keep;
+        self
+    }
+
+    /// With events that are numbered by aggregate, or without.
+    #[must_use]
+    pub fn with_sequence(mut self, sequence: bool) -> Self {
+        self.sequence = sequence;
         self
     }
 
@@ -267,6 +279,7 @@ impl fmt::Debug for MySqlConfig {
             .field("lanes", &self.lanes)
             .field("payload", &self.payload)
             .field("keep", &self.keep)
+            .field("sequence", &self.sequence)
             .field("pin_server", &self.pin_server)
             .field("pool_size", &self.pool_size)
             .field("connect_timeout", &self.connect_timeout)
@@ -300,6 +313,8 @@ pub(crate) struct Names {
     pub(crate) archive: String,
     pub(crate) meta: String,
     pub(crate) inbox: String,
+    pub(crate) sequences: String,
+    pub(crate) arrivals: String,
     database: String,
     table: String,
 }
@@ -316,6 +331,8 @@ impl Names {
             archive: name("_archive"),
             meta: name("_meta"),
             inbox: name("_inbox"),
+            sequences: name("_sequences"),
+            arrivals: name("_arrivals"),
             database: database.to_owned(),
             table: table.to_owned(),
         }
@@ -361,11 +378,11 @@ mod tests {
     #[test]
     fn settings_out_of_range_are_refused() {
         let config = || MySqlConfig::new(MySqlConnectOptions::new().database("shop"));
-        assert!(config().with_table("x".repeat(56)).validate().is_ok());
+        assert!(config().with_table("x".repeat(54)).validate().is_ok());
         assert!(config().with_lanes(256).with_pool_size(2).validate().is_ok());
         for wrong in [
             MySqlConfig::new(MySqlConnectOptions::new()),
-            config().with_table("x".repeat(57)),
+            config().with_table("x".repeat(55)),
             config().with_table(""),
             config().with_table("a\0"),
             // MySQL itself refuses these two.

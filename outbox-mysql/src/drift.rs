@@ -20,7 +20,7 @@ pub(crate) async fn find(
         compare_columns(&table, &columns, &mut drift);
     }
     let indexes = texts(&all(connection, catalog::indexes(&names)).await?)?;
-    compare_indexes(&names, &indexes, &mut drift);
+    compare_indexes(config, &indexes, &mut drift);
     for hazard in texts(&all(connection, catalog::hazards(config)).await?)? {
         if let [what, found, expected] = &hazard[..] {
             drift.push(Drift::new(what, found, expected));
@@ -86,7 +86,7 @@ fn tables(config: &MySqlConfig, names: &Names) -> Vec<Table> {
         columns: columns.iter().map(|(name, text)| (*name, (*text).to_owned())).collect(),
     };
     let with = |more: &[(&'static str, &'static str)]| [&event[..], more].concat();
-    vec![
+    let mut tables = vec![
         table(
             "",
             true,
@@ -157,7 +157,18 @@ fn tables(config: &MySqlConfig, names: &Names) -> Vec<Table> {
                 ("seen_at", NOW),
             ],
         ),
-    ]
+    ];
+    if config.sequence {
+        let of = |first, second| {
+            [first, second, "last"].map(|name| match name {
+                "last" => (name, "bigint not null"),
+                _ => (name, "varchar(255) bytewise not null"),
+            })
+        };
+        tables.push(table("_sequences", false, &of("aggregatetype", "aggregateid")));
+        tables.push(table("_arrivals", false, &of("consumer", "key")));
+    }
+    tables
 }
 
 fn compare_columns(table: &Table, rows: &[Vec<String>], drift: &mut Vec<Drift>) {
@@ -212,8 +223,9 @@ fn plain(definition: &str) -> String {
     text.chars().filter(|c| !c.is_whitespace() && !"`()'".contains(*c)).collect()
 }
 
-fn compare_indexes(names: &Names, rows: &[Vec<String>], drift: &mut Vec<Drift>) {
-    let expected = [
+fn compare_indexes(config: &MySqlConfig, rows: &[Vec<String>], drift: &mut Vec<Drift>) {
+    let names = config.names();
+    let mut expected = vec![
         ("", "primary key (position)"),
         ("", "index outbox_lane (lane, holds, due_at, position)"),
         ("_workers", "primary key (worker)"),
@@ -225,6 +237,10 @@ fn compare_indexes(names: &Names, rows: &[Vec<String>], drift: &mut Vec<Drift>) 
         ("_inbox", "index outbox_seen_at (seen_at)"),
         ("_meta", "primary key (name)"),
     ];
+    if config.sequence {
+        expected.push(("_sequences", "primary key (aggregatetype, aggregateid)"));
+        expected.push(("_arrivals", "primary key (consumer, key)"));
+    }
     for (suffix, index) in expected {
         let table = names.plain(suffix);
         let found = rows.iter().any(|row| row[0].eq_ignore_ascii_case(&table) && row[1] == index);

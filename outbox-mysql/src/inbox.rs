@@ -1,5 +1,7 @@
 //! The consumer's side: an event's effect happens once.
 
+mod order;
+
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -14,6 +16,7 @@ use crate::database::query_once;
 use crate::error::{is_duplicate, store_error};
 use crate::writer::micros;
 use crate::{row, sql};
+use order::Order;
 
 /// Remembers which events a consumer has handled, in the consumer's own database and transaction.
 ///
@@ -61,6 +64,7 @@ pub struct MySqlInbox {
     quoted: InboxTable,
     marks: Marks,
     mark: Arc<str>,
+    order: Order,
     purge_batch: u32,
     /// How many characters the columns of the key take, once the table is known to be an inbox. A session without strict
     /// mode would cut a longer text.
@@ -75,7 +79,18 @@ impl MySqlInbox {
     /// `Misconfigured` when a setting is out of range.
     pub fn new(config: &MySqlConfig) -> Result<Self, StoreError> {
         config.validate()?;
-        Self::on(config, config.inbox(), Some(MAX_MARK_BYTES))
+        let table = config.inbox();
+        let quoted = config.quoted(&table)?;
+        Ok(Self {
+            config: config.clone(),
+            marks: Marks::new(&table),
+            mark: sql::first_seen(&quoted).into(),
+            order: Order::new(&config.names()),
+            purge_batch: PURGE_BATCH,
+            table,
+            quoted,
+            length: Arc::new(MAX_MARK_BYTES.into()),
+        })
     }
 
     /// In this table of the same database, which is there already. It is looked at before the first mark: its key must be
@@ -84,11 +99,16 @@ impl MySqlInbox {
     /// # Errors
     ///
     /// `Misconfigured` when a name cannot be one.
-    pub fn with_table(self, table: InboxTable) -> Result<Self, StoreError> {
-        Self::on(&self.config, table, None)
+    pub fn with_table(mut self, table: InboxTable) -> Result<Self, StoreError> {
+        self.quoted = self.config.quoted(&table)?;
+        self.marks = self.marks.with_table(&table);
+        self.mark = sql::first_seen(&self.quoted).into();
+        self.length = Arc::default();
+        self.table = table;
+        Ok(self)
     }
 
-    /// Of events of this producer: see [`Marks::with_source`]. After [`with_table`](Self::with_table).
+    /// Of events of this producer: see [`Marks::with_source`].
     ///
     /// # Errors
     ///
@@ -103,23 +123,6 @@ impl MySqlInbox {
     pub fn with_purge_batch(mut self, marks: u32) -> Self {
         self.purge_batch = marks.max(1);
         self
-    }
-
-    fn on(
-        config: &MySqlConfig,
-        table: InboxTable,
-        length: Option<usize>,
-    ) -> Result<Self, StoreError> {
-        let quoted = config.quoted(&table)?;
-        Ok(Self {
-            config: config.clone(),
-            marks: Marks::new(&table),
-            mark: sql::first_seen(&quoted).into(),
-            purge_batch: PURGE_BATCH,
-            table,
-            quoted,
-            length: Arc::new(length.map_or_else(OnceLock::new, OnceLock::from)),
-        })
     }
 
     /// Marks the event as handled by `consumer`; `false` when it was already. See [`Inbox`] for the contract, and
@@ -279,4 +282,21 @@ async fn delete_old(
     let gone = delete.execute(&mut *transaction).await?;
     transaction.commit().await?;
     Ok(gone.rows_affected())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_do_not_depend_on_the_order_in_which_they_are_set() {
+        let inbox = || MySqlInbox::new(&MySqlConfig::from_url("mysql://db/shop").unwrap()).unwrap();
+        let table = || InboxTable::of_one("billing", "processed", "event_id");
+        let last =
+            inbox().with_source("orders").unwrap().with_purge_batch(7).with_table(table()).unwrap();
+        let first =
+            inbox().with_table(table()).unwrap().with_purge_batch(7).with_source("orders").unwrap();
+        assert_eq!(format!("{last:?}"), format!("{first:?}"));
+        assert_ne!(format!("{last:?}"), format!("{:?}", inbox().with_table(table()).unwrap()));
+    }
 }

@@ -42,6 +42,30 @@ pub(crate) fn append(config: &MySqlConfig, rows: usize) -> String {
     )
 }
 
+/// Draws numbers for the events of `aggregates` aggregates, under a lock on each that lasts as long as the transaction. Of each
+/// aggregate, in the order of the key: type, id, how many.
+pub(crate) fn draw_numbers(Names { sequences, .. }: &Names, aggregates: usize) -> String {
+    format!(
+        "insert into {sequences} (aggregatetype, aggregateid, last) values {}
+         on duplicate key update last = last + values(last)",
+        vec!["(?, ?, ?)"; aggregates].join(", ")
+    )
+}
+
+/// The last numbers that this transaction has drawn: it sees what it has written, whatever its isolation. Texts come as bytes,
+/// which no session converts. Of each aggregate: type, id.
+pub(crate) fn drawn_numbers(Names { sequences, .. }: &Names, aggregates: usize) -> String {
+    let aggregate = format!("({AS_TEXT}, {AS_TEXT})");
+    format!(
+        "select cast(aggregatetype as binary), cast(aggregateid as binary), last from {sequences}
+          where (aggregatetype, aggregateid) in ({})",
+        vec![aggregate; aggregates].join(", ")
+    )
+}
+
+/// Bytes as a text that is looked up in an index.
+const AS_TEXT: &str = "convert(? using utf8mb4)";
+
 /// The largest packet that the server takes, in bytes.
 pub(crate) const MAX_ALLOWED_PACKET: &str = "select cast(@@max_allowed_packet as signed)";
 
@@ -675,6 +699,22 @@ fn hold(Names { live, .. }: &Names) -> String {
 pub(crate) fn first_seen(inbox: &InboxTable) -> String {
     let [columns, values] = inbox.mark("?", "?", "utc_timestamp(6)");
     format!("insert into {} ({columns}) values ({values})", inbox.table)
+}
+
+/// Accepts everything up to a number, under a lock that lasts as long as the transaction. Consumer, key, number.
+pub(crate) fn accept(Names { arrivals, .. }: &Names) -> String {
+    format!(
+        "insert into {arrivals} (consumer, `key`, last) values (?, ?, ?)
+         on duplicate key update last = greatest(last, values(last))"
+    )
+}
+
+/// The last number that was accepted. A snapshot of `repeatable read` could be older than the lock, so the row is read
+/// under the lock. Consumer, key.
+pub(crate) fn accepted(Names { arrivals, .. }: &Names) -> String {
+    format!(
+        "select last from {arrivals} where consumer = {AS_TEXT} and `key` = {AS_TEXT} for update"
+    )
 }
 
 /// How many old marks there are to remove, read without a lock. Age in microseconds, how many at most.

@@ -1,5 +1,7 @@
 //! How an event gets into the table: in the application's own transaction.
 
+mod numbers;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
@@ -20,8 +22,8 @@ const LATEST: i64 = 7_000 * 365 * 24 * 60 * 60 * 1_000_000;
 const ROWS: usize = 200;
 /// So much every server takes: the schema's check refuses one that does not.
 pub(crate) const SMALLEST_PACKET: usize = 1024 * 1024;
-/// What a row takes in a packet beside its texts, in bytes.
-const ROW_OVERHEAD: usize = 128;
+/// What a row takes in a packet beside its texts, in bytes; its number among it.
+const ROW_OVERHEAD: usize = 192;
 /// What a statement takes in a packet beside its rows, in bytes.
 const STATEMENT_OVERHEAD: usize = 1024;
 
@@ -123,13 +125,24 @@ impl MySqlOutbox {
             packet if STATEMENT_OVERHEAD + all <= packet => packet,
             _ => self.ask_packet(transaction).await?,
         };
+        let numbered = if self.config.sequence {
+            numbers::headers(transaction, &self.config.names(), events).await?
+        } else {
+            Vec::new()
+        };
+        let headers: Vec<Option<&str>> = if self.config.sequence {
+            numbered.iter().map(Option::as_deref).collect()
+        } else {
+            events.iter().map(NewEvent::headers).collect()
+        };
         let mut rest = events;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(fitting(rest, packet));
             if now.is_empty() {
                 return Err(self.too_large(&rest[0], packet));
             }
-            self.insert(transaction, now).await?;
+            let written = events.len() - rest.len();
+            self.insert(transaction, now, &headers[written..]).await?;
             rest = later;
         }
         if let Some(hint) = &self.hint {
@@ -175,6 +188,7 @@ impl MySqlOutbox {
         &self,
         transaction: &mut Transaction<'_, MySql>,
         events: &[NewEvent],
+        headers: &[Option<&str>],
     ) -> Result<(), StoreError> {
         let query = match events.len() {
             1 => sqlx::query(AssertSqlSafe(Arc::clone(&self.insert))),
@@ -182,7 +196,7 @@ impl MySqlOutbox {
             // Other lengths would drive the application's own statements out of its cache.
             rows => sqlx::query(AssertSqlSafe(sql::append(&self.config, rows))).persistent(false),
         };
-        let query = events.iter().fold(query, |query, event| bind(query, event));
+        let query = events.iter().zip(headers).fold(query, bind);
         let inserted = query.execute(&mut **transaction).await;
         inserted.map(drop).map_err(|error| store_error("append to", &self.table, error))
     }
@@ -248,7 +262,7 @@ impl Writer for MySqlOutbox {
 /// Texts as bytes: so the server takes them as they are, whatever it believes the session's character set to be.
 fn bind<'q>(
     query: Query<'q, MySql, MySqlArguments>,
-    event: &'q NewEvent,
+    (event, headers): (&'q NewEvent, &Option<&'q str>),
 ) -> Query<'q, MySql, MySqlArguments> {
     query
         .bind(event.id().to_string().into_bytes())
@@ -256,7 +270,7 @@ fn bind<'q>(
         .bind(event.aggregate_id().map(str::as_bytes))
         .bind(event.event_type().as_bytes())
         .bind(event.payload())
-        .bind(event.headers().map(str::as_bytes))
+        .bind(headers.map(str::as_bytes))
         .bind(delay(event.due()))
         .bind(due(event.due()))
 }

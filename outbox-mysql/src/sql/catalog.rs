@@ -66,7 +66,17 @@ pub(crate) fn rows_without_lane(names: &Names) -> String {
 }
 
 fn of_the_outbox(names: &Names) -> String {
-    let list = ["", "_workers", "_lanes", "_dead", "_archive", "_inbox", "_meta"];
+    let list = [
+        "",
+        "_workers",
+        "_lanes",
+        "_dead",
+        "_archive",
+        "_inbox",
+        "_meta",
+        "_sequences",
+        "_arrivals",
+    ];
     let list = list.map(|suffix| literal(&names.plain(suffix))).join(", ");
     format!("table_schema = {} and table_name in ({list})", literal(names.database()))
 }

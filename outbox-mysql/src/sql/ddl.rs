@@ -59,7 +59,7 @@ pub(crate) fn create(config: &MySqlConfig) -> Vec<String> {
   lane smallint unsigned not null,
   attempts int unsigned not null"
     );
-    vec![
+    let mut statements = vec![
         format!(
             "create table if not exists {live} (
   position bigint unsigned not null auto_increment primary key,
@@ -139,7 +139,27 @@ partition by range (floor(unix_timestamp(settled_at))) (partition rest values le
             "insert ignore into {meta} (name, value) values ('schema_version', '{VERSION}'), ('lanes', '{count}')"
         ),
         format!("insert ignore into {meta} (name, value) {}", identity_now(&names)),
-    ]
+    ];
+    if config.sequence {
+        statements.extend(numbers(&names));
+    }
+    statements
+}
+
+/// The tables of numbered events: the last number of each aggregate, and the last one that a consumer has accepted.
+fn numbers(Names { sequences, arrivals, .. }: &Names) -> [String; 2] {
+    [(sequences, "aggregatetype", "aggregateid"), (arrivals, "consumer", "`key`")].map(
+        |(table, first, second)| {
+            format!(
+                "create table if not exists {table} (
+  {first} varchar(255) {TEXT} not null,
+  {second} varchar(255) {TEXT} not null,
+  last bigint not null,
+  primary key ({first}, {second})
+) engine = innodb"
+            )
+        },
+    )
 }
 
 /// Writes the identity of this database into the meta table.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use outbox_conformance::{
     DeadLetter, InboxHarness, InboxTransaction, PayloadKind, StoreHarness, WriterTransaction,
 };
-use outbox_core::{EventId, NewEvent, Purged, Store, StoreError, async_trait};
+use outbox_core::{Arrival, EventId, NewEvent, Purged, Store, StoreError, async_trait};
 use outbox_mysql::{
     DeadLetterFilter, DeadLetters, MySqlConfig, MySqlInbox, MySqlOutbox, MySqlStore, PayloadType,
     Schema,
@@ -96,7 +96,9 @@ impl Harness {
         let url = format!("mysql://{user}:kit@{address}/{name}");
         let admin_url = format!("{base}/{name}");
         let config = MySqlConfig::from_url(&url).unwrap().with_payload(payload).with_pool_size(3);
-        Schema::new(&config).unwrap().migrate().await.unwrap();
+        // With the tables of numbers, which only some tests fill.
+        let numbered = config.clone().with_sequence(true);
+        Schema::new(&numbered).unwrap().migrate().await.unwrap();
         let store = Arc::new(MySqlStore::new(&config).unwrap());
         // Only then it knows whether the server tells of writers.
         store.probe(0).await.unwrap();
@@ -113,9 +115,14 @@ impl Harness {
     }
 
     pub(crate) async fn transaction(&self) -> HarnessTransaction {
+        self.transaction_of(self.writer()).await
+    }
+
+    /// With this writer.
+    async fn transaction_of(&self, writer: MySqlOutbox) -> HarnessTransaction {
         HarnessTransaction {
             transaction: self.pool.begin().await.unwrap(),
-            outbox: self.writer(),
+            outbox: writer,
             inbox: MySqlInbox::new(&self.config).unwrap(),
         }
     }
@@ -148,6 +155,11 @@ impl StoreHarness for Harness {
 
     async fn begin(&self) -> Box<dyn WriterTransaction> {
         Box::new(self.transaction().await)
+    }
+
+    async fn begin_numbered(&self) -> Option<Box<dyn WriterTransaction>> {
+        let numbered = self.config.clone().with_sequence(true);
+        Some(Box::new(self.transaction_of(MySqlOutbox::new(&numbered).unwrap()).await))
     }
 
     async fn dead(&self) -> Vec<DeadLetter> {
@@ -288,6 +300,19 @@ impl InboxTransaction for HarnessTransaction {
     ) -> Option<Result<bool, StoreError>> {
         let inbox = self.inbox.clone().with_source(source).unwrap();
         Some(inbox.first_seen(&mut self.transaction, consumer, event_id).await)
+    }
+
+    async fn arrival(
+        &mut self,
+        consumer: &str,
+        key: &str,
+        sequence: Option<u64>,
+    ) -> Option<Result<Arrival, StoreError>> {
+        Some(self.inbox.arrival(&mut self.transaction, consumer, key, sequence).await)
+    }
+
+    async fn accept(&mut self, consumer: &str, key: &str, sequence: u64) -> Result<(), StoreError> {
+        self.inbox.accept(&mut self.transaction, consumer, key, sequence).await
     }
 
     async fn commit(self: Box<Self>) {

@@ -15,6 +15,7 @@ mod leases;
 mod locks;
 mod outage;
 mod schema;
+mod sequence;
 mod writer;
 
 use std::time::Duration;
