@@ -88,3 +88,61 @@ impl Default for DeadLetterFilter {
         }
     }
 }
+
+impl DeadLetterFilter {
+    /// Only entries above this one: the last of the page before.
+    #[must_use]
+    pub fn with_after(mut self, entry: i64) -> Self {
+        self.after = entry;
+        self
+    }
+
+    /// With at most so many on a page.
+    #[must_use]
+    pub fn with_limit(mut self, limit: u32) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Only what died at or after this time.
+    #[must_use]
+    pub fn with_since(mut self, time: SystemTime) -> Self {
+        self.since = Some(time);
+        self
+    }
+
+    /// Only what died before this time.
+    #[must_use]
+    pub fn with_until(mut self, time: SystemTime) -> Self {
+        self.until = Some(time);
+        self
+    }
+
+    /// Only of this kind of aggregate.
+    #[must_use]
+    pub fn with_aggregate_type(mut self, aggregate_type: impl Into<String>) -> Self {
+        self.aggregate_type = Some(aggregate_type.into());
+        self
+    }
+
+    /// Only of this aggregate.
+    #[must_use]
+    pub fn with_aggregate_id(mut self, aggregate_id: impl Into<String>) -> Self {
+        self.aggregate_id = Some(aggregate_id.into());
+        self
+    }
+
+    /// Only of this event type.
+    #[must_use]
+    pub fn with_event_type(mut self, event_type: impl Into<String>) -> Self {
+        self.event_type = Some(event_type.into());
+        self
+    }
+
+    /// Only with this text in the reason, in upper or lower case.
+    #[must_use]
+    pub fn with_text(mut self, text: impl Into<String>) -> Self {
+        self.text = Some(text.into());
+        self
+    }
+}

@@ -23,24 +23,22 @@ async fn a_list_meets_every_condition_and_pages() {
         };
         verdicts.dead = events.iter().map(dead).collect();
         outbox.store.settle(&verdicts).await.unwrap();
-        let list = async |change: &dyn Fn(&mut DeadLetterFilter)| {
-            let mut filter = DeadLetterFilter::default();
-            change(&mut filter);
+        let list = async |filter: DeadLetterFilter| {
             let keys = outbox.letters.list(&filter).await.unwrap().into_iter();
             keys.map(|letter| letter.aggregate_id.unwrap()).collect::<String>()
         };
-        let hour = Duration::from_secs(3600);
-        assert_eq!(list(&|_| ()).await, "abc");
-        assert_eq!(list(&|filter| filter.aggregate_id = Some("b".into())).await, "b");
-        assert_eq!(list(&|filter| filter.aggregate_id = Some("B".into())).await, "");
-        assert_eq!(list(&|filter| filter.aggregate_type = Some("other".into())).await, "");
-        assert_eq!(list(&|filter| filter.event_type = Some("Created".into())).await, "abc");
-        assert_eq!(list(&|filter| filter.text = Some("REFUSED C".into())).await, "c");
-        assert_eq!(list(&|filter| filter.since = Some(SystemTime::now() + hour)).await, "");
-        assert_eq!(list(&|filter| filter.until = Some(SystemTime::now() + hour)).await, "abc");
-        assert_eq!(list(&|filter| filter.limit = 2).await, "ab");
+        let (all, hour) = (DeadLetterFilter::default, Duration::from_secs(3600));
+        assert_eq!(list(all()).await, "abc");
+        assert_eq!(list(all().with_aggregate_id("b")).await, "b");
+        assert_eq!(list(all().with_aggregate_id("B")).await, "");
+        assert_eq!(list(all().with_aggregate_type("other")).await, "");
+        assert_eq!(list(all().with_event_type("Created")).await, "abc");
+        assert_eq!(list(all().with_text("REFUSED C")).await, "c");
+        assert_eq!(list(all().with_since(SystemTime::now() + hour)).await, "");
+        assert_eq!(list(all().with_until(SystemTime::now() + hour)).await, "abc");
+        assert_eq!(list(all().with_limit(2)).await, "ab");
         let second = outbox.letters.list(&DeadLetterFilter::default()).await.unwrap()[1].clone();
-        assert_eq!(list(&|filter| filter.after = second.entry).await, "c");
+        assert_eq!(list(all().with_after(second.entry)).await, "c");
         assert_eq!((second.payload.as_deref(), second.attempts), (Some(&b"{}"[..]), 3));
         assert!(second.created_at.elapsed().unwrap() < hour && second.died_at >= second.created_at);
         assert!(outbox.letters.discard(second.entry).await.unwrap());

@@ -34,23 +34,21 @@ async fn a_list_meets_every_condition_and_pages() {
     let outbox = Outbox::new().await;
     with_dead(&outbox, &["a", "b", "c"]).await;
     let letters = DeadLetters::new(&outbox.config).unwrap();
-    let list = async |change: &dyn Fn(&mut DeadLetterFilter)| {
-        let mut filter = DeadLetterFilter::default();
-        change(&mut filter);
+    let list = async |filter: DeadLetterFilter| {
         let keys = letters.list(&filter).await.unwrap().into_iter();
         keys.map(|letter| letter.aggregate_id.unwrap()).collect::<String>()
     };
-    let hour = Duration::from_secs(3600);
-    assert_eq!(list(&|_| ()).await, "abc");
-    assert_eq!(list(&|filter| filter.aggregate_id = Some("b".into())).await, "b");
-    assert_eq!(list(&|filter| filter.aggregate_type = Some("other".into())).await, "");
-    assert_eq!(list(&|filter| filter.event_type = Some("Created".into())).await, "abc");
-    assert_eq!(list(&|filter| filter.text = Some("REFUSED C".into())).await, "c");
-    assert_eq!(list(&|filter| filter.since = Some(SystemTime::now() + hour)).await, "");
-    assert_eq!(list(&|filter| filter.until = Some(SystemTime::now() + hour)).await, "abc");
-    assert_eq!(list(&|filter| filter.limit = 2).await, "ab");
+    let (all, hour) = (DeadLetterFilter::default, Duration::from_secs(3600));
+    assert_eq!(list(all()).await, "abc");
+    assert_eq!(list(all().with_aggregate_id("b")).await, "b");
+    assert_eq!(list(all().with_aggregate_type("other")).await, "");
+    assert_eq!(list(all().with_event_type("Created")).await, "abc");
+    assert_eq!(list(all().with_text("REFUSED C")).await, "c");
+    assert_eq!(list(all().with_since(SystemTime::now() + hour)).await, "");
+    assert_eq!(list(all().with_until(SystemTime::now() + hour)).await, "abc");
+    assert_eq!(list(all().with_limit(2)).await, "ab");
     let second = letters.list(&DeadLetterFilter::default()).await.unwrap()[1].clone();
-    assert_eq!(list(&|filter| filter.after = second.entry).await, "c");
+    assert_eq!(list(all().with_after(second.entry)).await, "c");
     assert_eq!(second.payload.as_deref(), Some(&b"{\"a\": 1}"[..]));
     assert_eq!(second.attempts, 3);
 }
