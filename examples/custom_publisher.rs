@@ -59,7 +59,8 @@ impl Publisher for JsonLines {
     async fn check(&self) -> Result<(), PublishError> {
         OpenOptions::new().create(true).append(true).open(&self.0.path).map(drop).map_err(|error| {
             let path = self.0.path.display();
-            PublishError::new(format!("the file {path} cannot be opened")).with_source(error)
+            PublishError::misconfigured(format!("the file {path} cannot be opened"))
+                .with_source(error)
         })
     }
 }

@@ -104,18 +104,58 @@ pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// A publisher that cannot do its work: wrong settings, or a broker out of reach.
+/// A publisher that cannot do its work: [`kind`](Self::kind) says what the caller can do about it.
 #[derive(Debug)]
 pub struct PublishError {
+    kind: PublishErrorKind,
     message: String,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
-impl PublishError {
-    /// An error that says what does not work and which setting to look at.
+/// What a caller can do about a [`PublishError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PublishErrorKind {
+    /// The broker does not answer, or not now: try again later.
+    Unavailable,
+    /// Settings, rights or what should be there at the broker are wrong: an operator must act; the message says how.
+    Misconfigured,
+}
+
+impl PublishErrorKind {
+    /// The kind in one word, for labels.
     #[must_use]
-    pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), source: None }
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unavailable => "unavailable",
+            Self::Misconfigured => "misconfigured",
+        }
+    }
+}
+
+impl PublishError {
+    /// An error of this kind; `message` says what does not work and which setting to look at.
+    #[must_use]
+    pub fn new(kind: PublishErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), source: None }
+    }
+
+    /// An error that an operator must mend.
+    #[must_use]
+    pub fn misconfigured(message: impl Into<String>) -> Self {
+        Self::new(PublishErrorKind::Misconfigured, message)
+    }
+
+    /// A broker that does not answer.
+    #[must_use]
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(PublishErrorKind::Unavailable, message)
+    }
+
+    /// What the caller can do about it.
+    #[must_use]
+    pub fn kind(&self) -> PublishErrorKind {
+        self.kind
     }
 
     /// The same error with its cause.

@@ -31,7 +31,7 @@ mod writer;
 pub use async_trait::async_trait;
 pub use batch::{Batch, Message, Verdict};
 pub use dead::{BlockedHead, DeadLetter, DeadLetterFilter};
-pub use error::{PublishError, StoreError, StoreErrorKind};
+pub use error::{PublishError, PublishErrorKind, StoreError, StoreErrorKind};
 pub use event::{Event, EventRow, EventRows, Receipt};
 pub use hint::Hint;
 pub use id::{EventId, InvalidId};

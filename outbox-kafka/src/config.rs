@@ -295,7 +295,7 @@ impl KafkaConfig {
 }
 
 fn refuse<T>(setting: &str, reason: &str) -> Result<T, PublishError> {
-    Err(PublishError::new(format!("kafka setting {setting} is refused: {reason}")))
+    Err(PublishError::misconfigured(format!("kafka setting {setting} is refused: {reason}")))
 }
 
 impl fmt::Debug for KafkaConfig {

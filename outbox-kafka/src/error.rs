@@ -1,6 +1,6 @@
 //! What each error code of librdkafka and of the broker means for a message.
 
-use outbox_core::{Failure, FailureClass, PublishError};
+use outbox_core::{Failure, FailureClass, PublishError, PublishErrorKind};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 
 /// What to do with a message that was reported with an error.
@@ -142,33 +142,43 @@ pub(crate) fn code(error: &KafkaError) -> Code {
 }
 
 /// The error of a cluster that does not answer, with the last trouble that a connection had: it says more.
-pub(crate) fn no_answer(code: Code, last: Option<&(Code, String)>) -> PublishError {
-    let setting = match last {
-        Some((Code::Authentication | Code::SaslAuthenticationFailed, _)) => "setting sasl",
+pub(crate) fn no_answer(error: KafkaError, last: Option<&(Code, String)>) -> PublishError {
+    use PublishErrorKind::{Misconfigured, Unavailable};
+    let (kind, setting) = match last {
+        Some((Code::Authentication | Code::SaslAuthenticationFailed, _)) => {
+            (Misconfigured, "setting sasl")
+        }
         // librdkafka says the same of a certificate that is not trusted and of one for another name.
-        Some((Code::SSL, _)) => "setting tls, and for which names the broker's certificate is",
-        _ => "settings bootstrap_servers, tls and sasl",
+        Some((Code::SSL, _)) => {
+            (Misconfigured, "setting tls, and for which names the broker's certificate is")
+        }
+        _ => (Unavailable, "settings bootstrap_servers, tls and sasl"),
     };
     let last = last.map(|(code, reason)| format!("; last error: {code}: {reason}"));
-    let last = last.unwrap_or_default();
-    PublishError::new(format!("kafka does not answer: {code}{last}; see the {setting}"))
+    let (code, last) = (code(&error), last.unwrap_or_default());
+    let message = format!("kafka does not answer: {code}{last}; see the {setting}");
+    PublishError::new(kind, message).with_source(error)
 }
 
 /// The error of a client that cannot be made, without the values of its settings: they may be secrets.
-pub(crate) fn creation(error: &KafkaError) -> PublishError {
-    PublishError::new(match error {
+pub(crate) fn creation(error: KafkaError) -> PublishError {
+    let message = match &error {
+        // The error itself repeats the value.
         KafkaError::ClientConfig(_, _, name, _) => {
-            format!(
+            return PublishError::misconfigured(format!(
                 "librdkafka refuses the setting {name}: no such setting, or its value is not allowed"
-            )
+            ));
         }
         KafkaError::ClientCreation(reason) => format!("no kafka producer could be made: {reason}"),
         other => format!("no kafka producer could be made: {}", code(other)),
-    })
+    };
+    PublishError::misconfigured(message).with_source(error)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
     use super::*;
 
     /// H045, B164: a missing topic waits and is not given up, since a broker that starts does not know its topics yet.
@@ -205,7 +215,24 @@ mod tests {
             "sasl.password".into(),
             "hush".into(),
         );
-        let text = creation(&error).to_string();
+        let text = format!("{:?}", creation(error));
         assert!(text.contains("sasl.password") && !text.contains("hush"), "{text}");
+    }
+
+    #[test]
+    fn why_there_is_no_answer_says_what_to_do_and_keeps_its_cause() {
+        use PublishErrorKind::{Misconfigured, Unavailable};
+        for (last, kind) in [
+            (None, Unavailable),
+            (Some(Code::AllBrokersDown), Unavailable),
+            (Some(Code::Authentication), Misconfigured),
+            (Some(Code::SSL), Misconfigured),
+        ] {
+            let last = last.map(|code| (code, "why".to_owned()));
+            let error =
+                no_answer(KafkaError::MetadataFetch(Code::OperationTimedOut), last.as_ref());
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.source().unwrap().is::<KafkaError>(), "{error}");
+        }
     }
 }

@@ -61,7 +61,7 @@ impl Live {
         }
         let context = Context::new(Arc::downgrade(&live), role, era, refusals.clone());
         let producer: ThreadedProducer<Context> =
-            client.create_with_context(context).map_err(|error| error::creation(&error))?;
+            client.create_with_context(context).map_err(error::creation)?;
         live.context.get_or_init(|| producer.context().clone());
         *live.producer.write().expect("nobody else has it") = Some(producer);
         Ok(live)
@@ -153,13 +153,11 @@ impl Live {
     pub(crate) fn check(&self, timeout: Duration) -> Result<(), PublishError> {
         let producer = self.producer.read().expect("no panic while it is locked");
         let Some(producer) = &*producer else {
-            return Err(PublishError::new("the kafka producer is being replaced"));
+            return Err(PublishError::unavailable("the kafka producer is being replaced"));
         };
         match producer.client().fetch_metadata(Some(CHECK_TOPIC), timeout) {
             Ok(_) => Ok(()),
-            Err(error) => {
-                Err(error::no_answer(error::code(&error), self.context().last_error().as_ref()))
-            }
+            Err(error) => Err(error::no_answer(error, self.context().last_error().as_ref())),
         }
     }
 }

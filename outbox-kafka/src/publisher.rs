@@ -117,7 +117,7 @@ impl Publisher for KafkaPublisher {
     async fn check(&self) -> Result<(), PublishError> {
         let live = self.producers.main();
         let checked = spawn_blocking(move || live.check(CHECK_TIMEOUT)).await;
-        checked.unwrap_or_else(|_| Err(PublishError::new("the runtime is shutting down")))
+        checked.unwrap_or_else(|_| Err(PublishError::unavailable("the runtime is shutting down")))
     }
 }
 

@@ -125,7 +125,9 @@ impl RabbitMqConfig {
     /// Where to connect, one for each node, after all settings have been looked at.
     pub(crate) fn uris(&self) -> Result<Vec<AMQPUri>, PublishError> {
         let refuse = |setting: &str, reason: &str| {
-            Err(PublishError::new(format!("rabbitmq setting {setting} is refused: {reason}")))
+            Err(PublishError::misconfigured(format!(
+                "rabbitmq setting {setting} is refused: {reason}"
+            )))
         };
         // The parser's own text may repeat a part of the URL, and so of a password.
         let Ok(mut uri) = self.url.parse::<AMQPUri>() else {

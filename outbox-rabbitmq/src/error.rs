@@ -2,7 +2,7 @@
 
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 use lapin::{Error, ErrorKind};
-use outbox_core::{Failure, FailureClass, PublishError};
+use outbox_core::{Failure, FailureClass, PublishError, PublishErrorKind};
 
 use crate::config::Unroutable;
 
@@ -87,22 +87,26 @@ pub(crate) fn is_of_a_channel(error: &Error) -> bool {
 
 /// Why no connection could be made, or none that can be used: with the setting to look at.
 pub(crate) fn connecting(error: &Error) -> PublishError {
-    let setting = match error.kind() {
+    use PublishErrorKind::{Misconfigured, Unavailable};
+    let (kind, setting) = match error.kind() {
         ErrorKind::ProtocolError(error) => match error.kind() {
-            AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => {
-                "; see user and password in the setting url, and the user's rights in the virtual host"
-            }
-            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => {
-                "; what is there was declared otherwise: see the settings exchanges and queues"
-            }
+            AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED) => (
+                Misconfigured,
+                "; see user and password in the setting url, and the user's rights in the virtual host",
+            ),
+            AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED) => (
+                Misconfigured,
+                "; what is there was declared otherwise: see the settings exchanges and queues",
+            ),
             AMQPErrorKind::Hard(AMQPHardError::NOTALLOWED | AMQPHardError::INVALIDPATH) => {
-                "; see the virtual host in the setting url"
+                (Misconfigured, "; see the virtual host in the setting url")
             }
-            _ => "",
+            _ => (Unavailable, ""),
         },
-        _ => "; see the setting url",
+        _ => (Unavailable, "; see the setting url"),
     };
-    PublishError::new(format!("no connection to rabbitmq: {}{setting}", describe(error)))
+    let message = format!("no connection to rabbitmq: {}{setting}", describe(error));
+    PublishError::new(kind, message).with_source(error.clone())
 }
 
 /// The broker's own text, or the client's.
@@ -125,6 +129,8 @@ fn soft(error: &Error) -> Option<AMQPSoftError> {
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
     use lapin::protocol::AMQPError;
 
     use super::*;
@@ -151,6 +157,20 @@ mod tests {
             (Answer::ChannelClosed(&broken), Transient),
         ] {
             assert_eq!(class(answer), expected, "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn why_there_is_no_connection_says_what_to_do_and_keeps_its_cause() {
+        use PublishErrorKind::{Misconfigured, Unavailable};
+        for (error, kind) in [
+            (closed(AMQPSoftError::ACCESSREFUSED), Misconfigured),
+            (closed(AMQPSoftError::PRECONDITIONFAILED), Misconfigured),
+            (Error::from(std::io::Error::from(std::io::ErrorKind::ConnectionRefused)), Unavailable),
+        ] {
+            let error = connecting(&error);
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.source().unwrap().is::<Error>(), "{error}");
         }
     }
 

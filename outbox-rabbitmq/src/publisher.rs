@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use lapin::uri::{AMQPAuthority, AMQPUri};
-use outbox_core::{Batch, Failure, KeyOrder, PublishError, Publisher};
+use outbox_core::{Batch, Failure, KeyOrder, PublishError, PublishErrorKind, Publisher};
 
 use crate::RabbitMqConfig;
 use crate::confirms::Letter;
@@ -107,6 +107,7 @@ impl RabbitMqPublisher {
     }
 
     fn no_node(&self, mut errors: Vec<(usize, PublishError)>) -> PublishError {
+        use PublishErrorKind::{Misconfigured, Unavailable};
         if errors.len() == 1 {
             return errors.remove(0).1;
         }
@@ -117,7 +118,14 @@ impl RabbitMqPublisher {
                 format!("{host}:{port}: {error}")
             })
             .collect();
-        PublishError::new(reasons.join("; "))
+        // One node that may come back is worth another try.
+        let may_come_back = errors.iter().find(|(_, error)| error.kind() == Unavailable);
+        let kind = may_come_back.map_or(Misconfigured, |_| Unavailable);
+        let error = PublishError::new(kind, reasons.join("; "));
+        match errors.pop() {
+            Some((_, last)) => error.with_source(last),
+            None => error,
+        }
     }
 
     async fn connect(&self, era: u64, uri: &AMQPUri) -> Option<Result<Arc<Session>, PublishError>> {
@@ -131,7 +139,7 @@ impl RabbitMqPublisher {
         let open = Session::open(self.config.clone(), self.figures.clone(), uri.clone(), plug);
         let timeout = self.config.connect_timeout;
         let opened = tokio::time::timeout(timeout, open).await.unwrap_or_else(|_| {
-            Err(PublishError::new(format!(
+            Err(PublishError::unavailable(format!(
                 "no connection to rabbitmq within {timeout:?}; see the settings url and connect_timeout"
             )))
         });
@@ -242,11 +250,13 @@ impl Publisher for RabbitMqPublisher {
         match self.session(self.era()).await {
             Some(Ok(session)) if session.is_blocked() => {
                 let failure = error::failure(Answer::Blocked, "", "");
-                Err(PublishError::new(failure.reason.to_string()))
+                Err(PublishError::unavailable(failure.reason.to_string()))
             }
             Some(Ok(_)) => Ok(()),
             Some(Err(error)) => Err(error),
-            None => Err(PublishError::new("the publisher was abandoned while it was connecting")),
+            None => Err(PublishError::unavailable(
+                "the publisher was abandoned while it was connecting",
+            )),
         }
     }
 }

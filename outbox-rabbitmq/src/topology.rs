@@ -169,7 +169,7 @@ pub(crate) async fn look_at_exchange(
 
 fn short(name: &str) -> Result<ShortString, PublishError> {
     ShortString::try_new(name).map_err(|_| {
-        PublishError::new(format!(
+        PublishError::misconfigured(format!(
             "rabbitmq settings exchanges and queues: a name has {} bytes, amqp allows 255",
             name.len()
         ))

@@ -124,7 +124,7 @@ impl SqsConfig {
 
     pub(crate) fn check(&self) -> Result<(), PublishError> {
         let refuse = |setting: &str, reason: &str| {
-            Err(PublishError::new(format!("sqs setting {setting} is refused: {reason}")))
+            Err(PublishError::misconfigured(format!("sqs setting {setting} is refused: {reason}")))
         };
         if self.queue_url.as_ref().is_some_and(|url| !url.contains("{name}")) {
             return refuse("queue_url", "it lacks {name}, so all queues would be one");

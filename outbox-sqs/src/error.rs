@@ -175,17 +175,24 @@ pub(crate) fn of_entry(
 
 /// Why [`Publisher::check`](outbox_core::Publisher::check) failed; `None` when SQS answered, if only that listing queues is not
 /// permitted.
-pub(crate) fn of_check<E>(error: &SdkError<E, HttpResponse>) -> Option<PublishError>
+pub(crate) fn of_check<E>(error: SdkError<E, HttpResponse>) -> Option<PublishError>
 where
-    E: ProvideErrorMetadata + Error + 'static,
+    E: ProvideErrorMetadata + Error + Send + Sync + 'static,
 {
-    let failure = match of_request(error, "(any)") {
+    let failure = match of_request(&error, "(any)") {
         Trouble::NotTaken(failure) | Trouble::OneOfThem(failure) => failure,
         Trouble::Unknown(reason) => Failure::new(FailureClass::Unavailable, reason),
     };
+    if failure.class != FailureClass::Unavailable {
+        return None;
+    }
     let way_out = "look at the SDK's region, endpoint URL and credentials";
-    (failure.class == FailureClass::Unavailable)
-        .then(|| PublishError::new(format!("{}; {way_out}", failure.reason)))
+    let checked = PublishError::unavailable(format!("{}; {way_out}", failure.reason));
+    Some(match error {
+        // Its text may hold what was signed, a session token among it.
+        SdkError::ServiceError(_) | SdkError::ResponseError(_) => checked,
+        error => checked.with_source(error),
+    })
 }
 
 fn failure(class: FailureClass, code: &str, text: Option<&str>, destination: &str) -> Failure {

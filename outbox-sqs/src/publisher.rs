@@ -76,7 +76,7 @@ impl SqsPublisher {
     pub fn new(sdk: &SdkConfig, config: &SqsConfig) -> Result<Self, PublishError> {
         config.check()?;
         if sdk.region().is_none() {
-            return Err(PublishError::new(
+            return Err(PublishError::misconfigured(
                 "sqs: no region is known; set AWS_REGION, or region in the profile or the SDK's configuration",
             ));
         }
@@ -150,7 +150,7 @@ impl Publisher for SqsPublisher {
 
     async fn check(&self) -> Result<(), PublishError> {
         let answer = self.shared.client.list_queues().max_results(1).send().await;
-        answer.err().as_ref().and_then(error::of_check).map_or(Ok(()), Err)
+        answer.err().and_then(error::of_check).map_or(Ok(()), Err)
     }
 }
 

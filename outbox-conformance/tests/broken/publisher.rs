@@ -206,7 +206,7 @@ impl Publisher for Broken {
 
     async fn check(&self) -> Result<(), PublishError> {
         match self.how {
-            How::FailsTheCheck => Err(PublishError::new("not implemented")),
+            How::FailsTheCheck => Err(PublishError::unavailable("not implemented")),
             _ => self.broker.check().await,
         }
     }

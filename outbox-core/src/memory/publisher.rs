@@ -175,7 +175,7 @@ impl Publisher for MemoryPublisher {
 
     async fn check(&self) -> Result<(), PublishError> {
         if self.0.state().outage {
-            return Err(PublishError::new(
+            return Err(PublishError::unavailable(
                 "the memory publisher has an outage: outage(false) ends it",
             ));
         }
