@@ -23,5 +23,7 @@ mod wire;
 
 pub use config::{Compression, KafkaConfig};
 pub use publisher::KafkaPublisher;
+/// The client in the version whose messages [`received`] takes.
+pub use rdkafka;
 pub use received::received;
 pub use security::{Sasl, SaslMechanism, Tls};

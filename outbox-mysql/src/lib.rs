@@ -71,5 +71,7 @@ pub use dead::DeadLetters;
 pub use inbox::MySqlInbox;
 pub use outbox_core::{BlockedHead, DeadLetter, DeadLetterFilter, Drift};
 pub use schema::Schema;
+/// The driver in the version whose transactions [`MySqlOutbox`] takes.
+pub use sqlx;
 pub use store::MySqlStore;
 pub use writer::MySqlOutbox;

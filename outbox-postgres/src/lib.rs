@@ -70,5 +70,7 @@ pub use dead::DeadLetters;
 pub use inbox::PostgresInbox;
 pub use outbox_core::{BlockedHead, DeadLetter, DeadLetterFilter, Drift};
 pub use schema::Schema;
+/// The driver in the version whose transactions [`PostgresOutbox`] takes.
+pub use sqlx;
 pub use store::PostgresStore;
 pub use writer::PostgresOutbox;

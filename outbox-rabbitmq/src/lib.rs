@@ -22,6 +22,8 @@ mod topology;
 mod wire;
 
 pub use config::{RabbitMqConfig, Routing, RoutingKey, Tls, Unroutable};
+/// The client in the version whose deliveries [`received`] takes.
+pub use lapin;
 pub use publisher::RabbitMqPublisher;
 pub use received::{received, received_with_key_header};
 pub use topology::{Exchange, ExchangeType, Queue};

@@ -30,5 +30,7 @@ pub use dead::DeadLetters;
 pub use inbox::SqliteInbox;
 pub use outbox_core::{BlockedHead, DeadLetter, Drift};
 pub use schema::Schema;
+/// The driver in the version whose transactions [`SqliteOutbox`] takes.
+pub use sqlx;
 pub use store::SqliteStore;
 pub use writer::SqliteOutbox;

@@ -27,6 +27,8 @@ mod turns;
 mod wire;
 
 pub use aws_config::SdkConfig;
+/// The client in the version whose messages [`received`] takes.
+pub use aws_sdk_sqs;
 pub use config::{BodyEncoding, HeaderOverflow, SqsConfig};
 pub use publisher::SqsPublisher;
 pub use received::received;
