@@ -118,7 +118,8 @@ impl Scenario {
             bell: rng.bool(),
             // A store without a watermark reads everything each time: it must be able to.
             look: if watermark != Watermark::None && rng.u32(..4) == 0 {
-                rng.usize(3..40)
+                // The smallest claim goes through one row of each lane.
+                rng.usize(usize::from(lanes).max(3)..40)
             } else {
                 usize::MAX
             },
