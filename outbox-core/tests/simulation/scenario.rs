@@ -96,10 +96,11 @@ impl Scenario {
             1 => Watermark::CommitOrder,
             _ => Watermark::Writers,
         };
+        let lanes = rng.u16(1..=4);
         Self {
             seed,
             faults,
-            lanes: rng.u16(1..=4),
+            lanes,
             aggregates: rng.usize(1..=5),
             relays: rng.usize(1..=3),
             pipelines: if rng.u32(..4) == 0 { 2 } else { 1 },
