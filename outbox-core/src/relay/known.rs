@@ -340,7 +340,8 @@ impl Known {
         self.open_one(aggregate);
     }
 
-    /// A called event has a verdict other than "delivered": its aggregate stays closed until that is settled.
+    /// A called event has a verdict other than "delivered", or one that ends a wait: its aggregate stays closed until that is
+    /// settled.
     pub(crate) fn condemned(&mut self, handle: Handle) {
         let slot = self.slot_mut(handle.at);
         debug_assert_eq!(slot.stage, Stage::Called);

@@ -141,7 +141,12 @@ impl Pipeline {
         let destination = message.destination().clone();
         self.destinations.accepted(&destination);
         let ends_wait = message.event().is_waiting() || self.known.is_charged(handle);
-        self.known.delivered(handle);
+        if message.event().holds_aggregate() || self.known.is_charged(handle) {
+            // The table holds back what is behind it, unless a statement that got no answer has ended the wait.
+            self.known.condemned(handle);
+        } else {
+            self.known.delivered(handle);
+        }
         self.settler.push(Judged::delivered(handle, destination, ends_wait));
     }
 

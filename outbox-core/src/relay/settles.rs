@@ -365,6 +365,8 @@ impl Pipeline {
             Settlement::Delivered(_) | Settlement::Dead { .. } => {
                 self.outage.forget(position);
                 if waited {
+                    // What came into memory before those that were held back comes again behind them.
+                    self.known.evict_behind(handle);
                     if let Some(lane) = self.lanes.get_mut(&lane) {
                         lane.rewind(position);
                     }

@@ -205,6 +205,7 @@ impl Node {
                  listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}\n\
                  controller.quorum.bootstrap.servers=127.0.0.1:{controller}\n\
                  log.dirs={topics}\n\
+                 log.retention.ms=-1\n\
                  auto.create.topics.enable=false\n\
                  num.partitions=6\n\
                  offsets.topic.replication.factor=1\n\
