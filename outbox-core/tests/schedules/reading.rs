@@ -145,6 +145,35 @@ async fn when_a_wait_has_ended_reading_goes_back_to_its_successors() {
     assert_eq!(stage.arrived(), ["1", "2", "bad", "held"]);
 }
 
+/// Its repetition is refused and put aside: the table holds nobody back any more, and claims bring what is behind those that
+/// it had held back.
+#[tokio::test(start_paused = true)]
+async fn a_settle_that_ended_a_wait_without_an_answer_lets_nobody_pass_who_was_held_back() {
+    let stage = Stage::new();
+    stage.broker.script(FaultRule::on_type("bad", refuse(FailureClass::Transient)).times(1));
+    stage
+        .run(async {
+            stage.write("a", &["bad"]).await;
+            stage.script.reached("settle", At::Reply).await;
+            stage.write("a", &["held"]).await;
+            stage.write("b", &["1"]).await;
+            stage.until_arrived(1).await;
+            stage.script.reached("settle", At::Reply).await;
+            stage.script.close("settle", At::Reply);
+            stage.until_arrived(2).await;
+            stage.script.reached("settle", At::Reply).await;
+            stage.script.refuse_delivered(true);
+            stage.script.reached("settle", At::Snapshot).await;
+            stage.script.open("settle", At::Reply);
+            stage.write("a", &["next"]).await;
+            stage.after(10_000).await;
+            stage.script.refuse_delivered(false);
+            stage.until_settled().await;
+        })
+        .await;
+    assert_eq!(stage.arrived(), ["1", "bad", "held", "next"]);
+}
+
 /// Both commit late, below what is read, and only one fits the claim.
 #[tokio::test(start_paused = true)]
 async fn a_scheduled_event_does_not_pass_a_predecessor_that_did_not_fit() {
