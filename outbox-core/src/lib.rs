@@ -45,7 +45,7 @@ pub use new_event::{
 pub use numbers::Numbers;
 pub use publisher::{Failure, FailureClass, KeyOrder, Publisher};
 pub use received_event::{InvalidMessage, ReceivedEvent};
-pub use relay::{Limits, Relay, Timing};
+pub use relay::{Limits, Monitor, Relay, Report, Timing};
 pub use retry::{Exhausted, RetryPolicies, RetryPolicy};
 pub use router::{InvalidTemplate, Router};
 pub use schema::{Drift, is_finish_marker};

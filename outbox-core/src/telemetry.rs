@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-use crate::Backlog;
+use crate::{Backlog, Monitor};
 
 /// Events that are pending, counted up to a cap.
 pub const PENDING: &str = "outbox_pending";
@@ -58,25 +58,26 @@ pub const PUBLISHER: &str = "outbox_publisher";
 /// The handles of one pipeline.
 pub(crate) struct Telemetry {
     pipeline: String,
-    pub(crate) delivered: Counter,
+    pub(crate) monitor: Monitor,
+    delivered: Counter,
     pub(crate) created_to_ack: Histogram,
     pub(crate) publish_duration: Histogram,
     pub(crate) claim_batch: Histogram,
     pub(crate) publish_batch: Histogram,
     pub(crate) settle_batch: Histogram,
-    pub(crate) lanes_owned: Gauge,
-    pub(crate) window_events: Gauge,
-    pub(crate) destination_down: Gauge,
-    pub(crate) open_messages: Gauge,
+    lanes_owned: Gauge,
+    window_events: Gauge,
+    destination_down: Gauge,
+    open_messages: Gauge,
     pub(crate) quarantined: Gauge,
     pub(crate) leases_lost: Counter,
     pub(crate) late_rows: Counter,
     pub(crate) settle_missing: Counter,
-    pub(crate) restarts: Counter,
+    restarts: Counter,
 }
 
 impl Telemetry {
-    pub(crate) fn new(pipeline: &str) -> Self {
+    pub(crate) fn new(pipeline: &str, monitor: Monitor) -> Self {
         let own = || pipeline.to_owned();
         Self {
             delivered: counter!(ATTEMPTS, "pipeline" => own(), "outcome" => "delivered"),
@@ -95,10 +96,47 @@ impl Telemetry {
             settle_missing: counter!(SETTLE_MISSING, "pipeline" => own()),
             restarts: counter!(RESTARTS, "pipeline" => own()),
             pipeline: own(),
+            monitor,
         }
     }
 
+    pub(crate) fn restarted(&self, reason: &str) {
+        self.restarts.increment(1);
+        self.monitor.tell(|report| {
+            report.restarts += 1;
+            report.failure = Some(reason.to_owned());
+        });
+    }
+
+    pub(crate) fn lanes_owned(&self, lanes: usize) {
+        self.lanes_owned.set(lanes as f64);
+        self.monitor.tell(|report| report.lanes_owned = lanes as u64);
+    }
+
+    pub(crate) fn window_events(&self, events: usize) {
+        self.window_events.set(events as f64);
+        self.monitor.tell(|report| report.window_events = events as u64);
+    }
+
+    pub(crate) fn open_messages(&self, messages: usize) {
+        self.open_messages.set(messages as f64);
+        self.monitor.tell(|report| report.open_messages = messages as u64);
+    }
+
+    pub(crate) fn destination_down(&self, is_down: bool) {
+        self.destination_down.set(if is_down { 1.0 } else { 0.0 });
+        if !is_down {
+            self.monitor.tell(|report| report.destination_down = None);
+        }
+    }
+
+    pub(crate) fn delivered(&self, events: u64) {
+        self.delivered.increment(events);
+        self.monitor.tell(|report| report.delivered += events);
+    }
+
     pub(crate) fn attempt(&self, outcome: &'static str) {
+        self.monitor.tell(|report| report.failed += u64::from(outcome != "charged"));
         counter!(ATTEMPTS, "pipeline" => self.pipeline.clone(), "outcome" => outcome).increment(1);
     }
 
@@ -114,6 +152,7 @@ impl Telemetry {
     }
 
     pub(crate) fn backlog(&self, backlog: &Backlog) {
+        self.monitor.tell(|report| report.backlog = Some(backlog.clone()));
         let set = |name: &'static str, value: f64| {
             gauge!(name, "pipeline" => self.pipeline.clone()).set(value);
         };
@@ -149,5 +188,6 @@ impl Drop for Telemetry {
     fn drop(&mut self) {
         self.gauges().iter().for_each(|gauge| gauge.set(0.0));
         self.backlog(&Backlog::default());
+        self.monitor.ended();
     }
 }

@@ -137,7 +137,7 @@ impl Pipeline {
             self.take_verdicts(id, now);
         }
         self.end_forgotten(now);
-        self.telemetry.open_messages.set(self.calls.overdue() as f64);
+        self.telemetry.open_messages(self.calls.overdue());
         let look = (!self.calls.is_empty()).then(|| now + LOOK);
         let wait = self.form_calls(now);
         match (look, wait) {

@@ -340,6 +340,7 @@ impl Pipeline {
             }
         };
         self.reader.failed_claims = 0;
+        self.telemetry.monitor.tell(|report| report.failure = None);
         let took = now.saturating_sub(asked.started);
         self.reader.reach.answered(asked.span(), took, self.parts.timing.statement_deadline / 2);
         if self.is_other_server(&claimed.server) || !self.may_believe(&asked, &claimed) {

@@ -92,6 +92,7 @@ impl Pipeline {
         };
         self.keeper.next = asked + timing.heartbeat;
         self.keeper.until = asked + timing.lease;
+        self.telemetry.monitor.tell(|report| report.failure = None);
         self.adopt(&leases, now);
         let steady = std::mem::replace(&mut self.keeper.steady, true);
         let share = fair_share(self.lane_count, &leases);
@@ -145,7 +146,7 @@ impl Pipeline {
                 Lane::new(*owned, self.keeper.takings)
             });
         }
-        self.telemetry.lanes_owned.set(self.lanes.len() as f64);
+        self.telemetry.lanes_owned(self.lanes.len());
     }
 
     pub(super) fn acquired(
@@ -218,7 +219,7 @@ impl Pipeline {
             }
             self.telemetry.lease_changed("given");
         }
-        self.telemetry.lanes_owned.set(self.lanes.len() as f64);
+        self.telemetry.lanes_owned(self.lanes.len());
         let (store, worker) = (self.parts.store.clone(), self.worker.clone());
         self.statement(async move { store.release(&worker, &drained).await }, Reply::Released);
     }
@@ -241,7 +242,7 @@ impl Pipeline {
         let pipeline = self.worker.pipeline.name();
         tracing::warn!(pipeline, lane, open, why, "lane lost: its open events may come twice");
         self.telemetry.leases_lost.increment(1);
-        self.telemetry.lanes_owned.set(self.lanes.len() as f64);
+        self.telemetry.lanes_owned(self.lanes.len());
         self.drop_refused(lane);
         self.known.drop_lane(lane);
         if open && !self.calls.is_abandoning() {

@@ -8,6 +8,7 @@ mod config;
 mod destinations;
 mod known;
 mod leases;
+mod monitor;
 mod outage;
 mod outcomes;
 mod pipeline;
@@ -29,6 +30,7 @@ use futures_util::future::FusedFuture as _;
 
 use self::clock::Clock;
 pub use self::config::{Limits, Timing};
+pub use self::monitor::{Monitor, Report};
 use self::pipeline::{Parts, Pipeline};
 use crate::telemetry::Telemetry;
 use crate::{
@@ -72,6 +74,7 @@ pub struct Relay {
     limits: Limits,
     timing: Timing,
     hint: Hint,
+    monitor: Monitor,
     virtual_time: bool,
 }
 
@@ -90,6 +93,7 @@ impl Relay {
             limits: Limits::default(),
             timing: Timing::default(),
             hint: Hint::new(),
+            monitor: Monitor::new(),
             virtual_time: false,
         }
     }
@@ -145,6 +149,13 @@ impl Relay {
         self
     }
 
+    /// Reports to this monitor what it is doing.
+    #[must_use]
+    pub fn with_monitor(mut self, monitor: Monitor) -> Self {
+        self.monitor = monitor;
+        self
+    }
+
     /// Measures time by tokio's clock, which a test may pause and move; else by the machine's, which runs through suspend.
     #[must_use]
     pub fn with_virtual_time(mut self) -> Self {
@@ -170,7 +181,7 @@ impl Relay {
         }
         self.limits.check().map_err(StoreError::misconfigured)?;
         self.timing.check().map_err(StoreError::misconfigured)?;
-        let telemetry = Arc::new(Telemetry::new(self.pipeline.name()));
+        let telemetry = Arc::new(Telemetry::new(self.pipeline.name(), self.monitor.clone()));
         let clock = if self.virtual_time { Clock::virtual_time() } else { Clock::Boot };
         let mut shutdown = std::pin::pin!(shutdown.fuse());
         let mut failures = 0u32;
@@ -178,7 +189,9 @@ impl Relay {
         loop {
             let started = clock.now();
             let life = self.live(clock, telemetry.clone(), &mut joined, shutdown.as_mut());
-            let error = match AssertUnwindSafe(life).catch_unwind().await {
+            let ended = AssertUnwindSafe(life).catch_unwind().await;
+            telemetry.monitor.tell(|report| report.joined = false);
+            let error = match ended {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) if !joined && error.kind() == StoreErrorKind::Misconfigured => {
                     return Err(error);
@@ -196,7 +209,7 @@ impl Relay {
             let pause = crate::RetryPolicy::default()
                 .with_delays(self.timing.outage_base, self.timing.outage_max)
                 .delay(failures, fastrand::f64());
-            telemetry.restarts.increment(1);
+            telemetry.restarted(&reason);
             tracing::error!(pipeline, reason, ?pause, "the pipeline starts anew");
             tokio::select! {
                 biased;
@@ -231,6 +244,7 @@ impl Relay {
             lanes = start => lanes?,
         };
         *joined = true;
+        telemetry.monitor.tell(|report| report.joined = true);
         let parts = Parts {
             store: self.store.clone(),
             publisher: self.publisher.clone(),

@@ -44,7 +44,7 @@ impl Pipeline {
         let lone = (sent == 1).then(|| call.batch.messages()[0].event().position());
         if outcome.confirmed > 0 {
             self.calls.last_confirmed = now;
-            self.telemetry.delivered.increment(outcome.confirmed);
+            self.telemetry.delivered(outcome.confirmed);
         }
         let over = call.runs.is_empty();
         if let Some(reason) = outcome.unavailable {
@@ -257,6 +257,7 @@ impl Pipeline {
         self.outage.failed(sent, lone, began, now, fastrand::f64());
         let pipeline = self.worker.pipeline.name();
         let pause = self.outage.paused_until(now).unwrap_or(now) - now;
+        self.telemetry.monitor.tell(|report| report.destination_down = Some(reason.to_owned()));
         if was_down {
             tracing::debug!(pipeline, sent, ?pause, reason, "the destination is still unavailable");
         } else {

@@ -196,8 +196,8 @@ impl Pipeline {
     }
 
     fn pump_backlog(&mut self, now: Duration) -> Option<Duration> {
-        self.telemetry.window_events.set(self.known.unsettled() as f64);
-        self.telemetry.destination_down.set(if self.outage.is_down() { 1.0 } else { 0.0 });
+        self.telemetry.window_events(self.known.unsettled());
+        self.telemetry.destination_down(self.outage.is_down());
         let every = self.parts.timing.backlog;
         if every.is_zero() || self.stopping.is_some() {
             return None;
@@ -278,8 +278,11 @@ impl Pipeline {
     }
 
     pub(super) fn store_failed(&self, statement: &'static str, error: &StoreError) {
-        self.telemetry.store_error(statement, error.kind().as_str());
         let (pipeline, chain) = (self.worker.pipeline.name(), crate::error::chain(error));
+        self.telemetry.store_error(statement, error.kind().as_str());
+        self.telemetry
+            .monitor
+            .tell(|report| report.failure = Some(format!("{statement}: {chain}")));
         match error.kind() {
             StoreErrorKind::Unavailable => {
                 tracing::warn!(pipeline, statement, error = chain, "the store does not answer");
