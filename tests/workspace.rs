@@ -33,6 +33,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "outbox-bench",
         &["outbox", "outbox-core", "outbox-postgres", "outbox-sqlite", "outbox-kafka", "xtask"],
     ),
+    ("outbox-relay", &["outbox"]),
     ("xtask", &[]),
 ];
 

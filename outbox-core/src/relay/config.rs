@@ -84,12 +84,12 @@ impl Limits {
     /// The most bytes of one claim: its events share one buffer, which holds less than 4 GiB.
     pub const MAX_CLAIM_BYTES: usize = 1 << 30;
 
-    /// Whether a relay can work with these.
+    /// Whether a relay can work with these; it asks this itself when it starts.
     ///
     /// # Errors
     ///
     /// Names the setting with which it cannot.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         let settings = [
             // A claim brings fresh events and due ones: at least one of each must fit.
             ("window_events", self.window_events, 2, Self::MAX_EVENTS),
@@ -212,12 +212,12 @@ impl Timing {
         Self::MARGIN.min(self.lease / 10)
     }
 
-    /// Whether leases, heartbeats and deadlines fit together.
+    /// Whether leases, heartbeats and deadlines fit together; a relay asks this itself when it starts.
     ///
     /// # Errors
     ///
     /// Says which do not.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         let some = Duration::from_nanos(1);
         let settings = [
             ("poll_min", self.poll_min, some),
