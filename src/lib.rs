@@ -92,6 +92,11 @@ mod rabbitmq_page {}
 #[doc = include_str!("../docs/dead-letters.md")]
 mod dead_letters {}
 
+/// The program in the page on PostgreSQL's tables compiles.
+#[cfg(all(doctest, feature = "postgres"))]
+#[doc = include_str!("../docs/schema.md")]
+mod schema_page {}
+
 /// The programs in the page on the inbox compile.
 #[cfg(all(doctest, feature = "postgres"))]
 #[doc = include_str!("../docs/inbox.md")]

@@ -3,6 +3,7 @@
 //! This crate holds what every part shares: the [event](NewEvent), the contracts of a [`Store`] (an outbox table) and of a
 //! [`Publisher`] (a broker), and the relay between them. It knows no driver, reads no file and no environment.
 
+mod archive;
 mod batch;
 mod dead;
 mod error;
@@ -28,6 +29,7 @@ mod testing;
 mod trace;
 mod writer;
 
+pub use archive::{Period, Retention, Upkeep};
 pub use async_trait::async_trait;
 pub use batch::{Batch, Message, Verdict};
 pub use dead::{BlockedHead, DeadLetter, DeadLetterFilter};

@@ -46,6 +46,7 @@
 //! | `store.rs` | [`PostgresStore`]: leases, claim, settle and probe for the relay |
 //! | `row.rs` | how a row of a claim becomes an event |
 //! | `dead.rs` | [`DeadLetters`]: what was given up, for operators |
+//! | `archive.rs` | [`Archive`]: upkeep of what was delivered, for operators |
 //! | `inbox.rs` | [`PostgresInbox`]: the consumer's side |
 //! | `sql.rs` | every statement, in the order in which an event meets it; `sql/ddl.rs` the tables, `sql/catalog.rs` what is there |
 //! | `database.rs` | how a statement is run: deadline, no session state behind a pooler |
@@ -53,6 +54,7 @@
 //!
 //! The reasons for the indexes and the storage settings stand in `docs/adr/0002-postgres-indexes-and-autovacuum.md`.
 
+mod archive;
 mod config;
 mod database;
 mod dead;
@@ -65,10 +67,13 @@ mod sql;
 mod store;
 mod writer;
 
+pub use archive::Archive;
 pub use config::{Keep, PayloadType, PostgresConfig};
 pub use dead::DeadLetters;
 pub use inbox::PostgresInbox;
-pub use outbox_core::{BlockedHead, DeadLetter, DeadLetterFilter, Drift};
+pub use outbox_core::{
+    BlockedHead, DeadLetter, DeadLetterFilter, Drift, Period, Retention, Upkeep,
+};
 pub use schema::Schema;
 /// The driver in the version whose transactions [`PostgresOutbox`] takes.
 pub use sqlx;

@@ -2,6 +2,7 @@
 //!
 //! The texts are built once per store, from quoted names. `{live}`, `{lanes}` and so on stand for the tables.
 
+mod archive;
 pub(crate) mod catalog;
 pub(crate) mod ddl;
 
@@ -9,6 +10,7 @@ use std::sync::Arc;
 
 use outbox_core::{InboxTable, TypeFilter};
 
+pub(crate) use self::archive::ArchiveStatements;
 use crate::config::{Keep, Names, PayloadType, PostgresConfig};
 
 /// The columns of an event that move with it to the dead letters and to the archive.

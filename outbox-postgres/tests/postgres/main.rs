@@ -1,6 +1,7 @@
 //! The adapter on real servers: one file for each subject, one binary for all.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod archive;
 mod claim;
 mod common;
 mod connection;
