@@ -97,6 +97,11 @@ mod dead_letters {}
 #[doc = include_str!("../docs/schema.md")]
 mod schema_page {}
 
+/// The program in the page on MySQL's tables compiles.
+#[cfg(all(doctest, feature = "mysql"))]
+#[doc = include_str!("../docs/schema-mysql.md")]
+mod schema_mysql_page {}
+
 /// The programs in the page on the inbox compile.
 #[cfg(all(doctest, feature = "postgres"))]
 #[doc = include_str!("../docs/inbox.md")]

@@ -350,7 +350,7 @@ impl Names {
 }
 
 /// A name as an identifier in SQL.
-fn quote(name: &str) -> String {
+pub(crate) fn quote(name: &str) -> String {
     format!("`{}`", name.replace('`', "``"))
 }
 

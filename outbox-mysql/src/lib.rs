@@ -46,6 +46,7 @@
 //! | `store.rs` | [`MySqlStore`]: leases, claim, settle and probe for the relay |
 //! | `row.rs` | how a row of a claim becomes an event |
 //! | `dead.rs` | [`DeadLetters`]: what was given up, for operators |
+//! | `archive.rs` | [`Archive`]: upkeep of what was delivered, for operators |
 //! | `inbox.rs` | [`MySqlInbox`]: the consumer's side |
 //! | `sql.rs` | every statement, in the order in which an event meets it; `sql/ddl.rs` the tables, `sql/catalog.rs` what is there |
 //! | `database.rs` | how a statement is run: deadline, session settings, deadlocks |
@@ -54,6 +55,7 @@
 //! Without TLS a password of `caching_sha2_password` needs sqlx's feature `mysql-rsa`, which a program adds itself: the crate behind
 //! it has an open advisory (RUSTSEC-2023-0071). With TLS it is not needed.
 
+mod archive;
 mod config;
 mod database;
 mod dead;
@@ -66,10 +68,13 @@ mod sql;
 mod store;
 mod writer;
 
+pub use archive::Archive;
 pub use config::{Keep, MySqlConfig, PayloadType};
 pub use dead::DeadLetters;
 pub use inbox::MySqlInbox;
-pub use outbox_core::{BlockedHead, DeadLetter, DeadLetterFilter, Drift};
+pub use outbox_core::{
+    BlockedHead, DeadLetter, DeadLetterFilter, Drift, Period, Retention, Upkeep,
+};
 pub use schema::Schema;
 /// The driver in the version whose transactions [`MySqlOutbox`] takes.
 pub use sqlx;

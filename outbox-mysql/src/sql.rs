@@ -4,6 +4,7 @@
 //! stays the same for every length, and so does the plan. `straight_join` and `force index` fix the plans: left to
 //! itself the optimizer reads a whole lane for a settlement, and the whole table for a claim.
 
+pub(crate) mod archive;
 pub(crate) mod catalog;
 pub(crate) mod ddl;
 
