@@ -39,7 +39,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 
 const STORES: &[&str] = &["outbox-postgres", "outbox-mysql", "outbox-sqlite"];
 const STORE_FILES: &[&str] =
-    &["lib", "config", "error", "sql", "row", "writer", "store", "schema", "inbox"];
+    &["lib", "config", "error", "sql", "row", "writer", "store", "schema", "inbox", "admin"];
 const PUBLISHERS: &[&str] = &["outbox-kafka", "outbox-rabbitmq", "outbox-sqs"];
 const PUBLISHER_FILES: &[&str] = &["lib", "config", "error", "publisher"];
 

@@ -3,6 +3,7 @@
 //! This crate holds what every part shares: the [event](NewEvent), the contracts of a [`Store`] (an outbox table) and of a
 //! [`Publisher`] (a broker), and the relay between them. It knows no driver, reads no file and no environment.
 
+mod admin;
 mod archive;
 mod batch;
 mod dead;
@@ -17,6 +18,7 @@ mod new_event;
 mod numbers;
 mod publisher;
 mod received_event;
+mod record;
 mod relay;
 mod retry;
 mod router;
@@ -29,10 +31,11 @@ mod testing;
 mod trace;
 mod writer;
 
+pub use admin::{Administration, MAX_RECORDS};
 pub use archive::{Period, Retention, Upkeep};
 pub use async_trait::async_trait;
 pub use batch::{Batch, Message, Verdict};
-pub use dead::{BlockedHead, DeadLetter, DeadLetterFilter};
+pub use dead::{BlockedHead, DeadLetter, DeadLetterFilter, Page};
 pub use error::{PublishError, PublishErrorKind, StoreError, StoreErrorKind};
 pub use event::{Event, EventRow, EventRows, Receipt};
 pub use hint::Hint;
@@ -47,6 +50,7 @@ pub use new_event::{
 pub use numbers::Numbers;
 pub use publisher::{Failure, FailureClass, KeyOrder, Publisher};
 pub use received_event::{InvalidMessage, ReceivedEvent};
+pub use record::{EventRecord, EventState};
 pub use relay::{Limits, Monitor, Relay, Report, Timing};
 pub use retry::{Exhausted, RetryPolicies, RetryPolicy};
 pub use router::{InvalidTemplate, Router};

@@ -33,7 +33,7 @@
 //! ```
 //!
 //! Whoever consumes what the relay publishes sees an event again now and then: [`MySqlInbox`] makes its effect happen
-//! once. [`DeadLetters`] is for operators. Sessions, open writers, rights and what is refused: `docs/schema-mysql.md`.
+//! once. [`MySqlAdministration`] is for operators. Sessions, open writers, rights and what is refused: `docs/schema-mysql.md`.
 //!
 //! # How it is built
 //!
@@ -45,7 +45,7 @@
 //! | `writer.rs` | [`MySqlOutbox`]: `append` in the application's own transaction |
 //! | `store.rs` | [`MySqlStore`]: leases, claim, settle and probe for the relay |
 //! | `row.rs` | how a row of a claim becomes an event |
-//! | `dead.rs` | [`DeadLetters`]: what was given up, for operators |
+//! | `admin.rs` | [`MySqlAdministration`]: dead letters, blocked heads, where an event is |
 //! | `archive.rs` | [`Archive`]: upkeep of what was delivered, for operators |
 //! | `inbox.rs` | [`MySqlInbox`]: the consumer's side |
 //! | `sql.rs` | every statement, in the order in which an event meets it; `sql/ddl.rs` the tables, `sql/catalog.rs` what is there |
@@ -55,10 +55,10 @@
 //! Without TLS a password of `caching_sha2_password` needs sqlx's feature `mysql-rsa`, which a program adds itself: the crate behind
 //! it has an open advisory (RUSTSEC-2023-0071). With TLS it is not needed.
 
+mod admin;
 mod archive;
 mod config;
 mod database;
-mod dead;
 mod drift;
 mod error;
 mod inbox;
@@ -68,12 +68,13 @@ mod sql;
 mod store;
 mod writer;
 
+pub use admin::MySqlAdministration;
 pub use archive::Archive;
 pub use config::{Keep, MySqlConfig, PayloadType};
-pub use dead::DeadLetters;
 pub use inbox::MySqlInbox;
 pub use outbox_core::{
-    BlockedHead, DeadLetter, DeadLetterFilter, Drift, Period, Retention, Upkeep,
+    Administration, BlockedHead, DeadLetter, DeadLetterFilter, Drift, EventRecord, EventState,
+    Page, Period, Retention, Upkeep,
 };
 pub use schema::Schema;
 /// The driver in the version whose transactions [`MySqlOutbox`] takes.

@@ -10,7 +10,7 @@ pub(crate) mod ddl;
 
 use std::sync::Arc;
 
-use outbox_core::{InboxTable, TypeFilter};
+use outbox_core::{InboxTable, MAX_RECORDS, TypeFilter};
 
 use crate::config::{Keep, MySqlConfig, Names, literal};
 use ddl::NEVER;
@@ -562,10 +562,11 @@ fn backlog(names: &Names, lanes: u16, types: Types) -> String {
     )
 }
 
-/// The statements of operators on the dead letters.
+/// The statements of operators.
 #[derive(Debug)]
-pub(crate) struct DeadStatements {
+pub(crate) struct AdminStatements {
     pub(crate) list: Arc<str>,
+    pub(crate) count: Arc<str>,
     pub(crate) lock: Arc<str>,
     pub(crate) requeue: Arc<str>,
     pub(crate) discard: Arc<str>,
@@ -575,14 +576,16 @@ pub(crate) struct DeadStatements {
     pub(crate) discard_blocked: Arc<str>,
     pub(crate) next: Arc<str>,
     pub(crate) hold: Arc<str>,
+    pub(crate) find: Arc<str>,
 }
 
-impl DeadStatements {
+impl AdminStatements {
     pub(crate) fn new(config: &MySqlConfig) -> Self {
         let names = config.names();
         let n = &names;
         Self {
             list: list_dead(n).into(),
+            count: count_dead(n).into(),
             lock: lock_dead(n).into(),
             requeue: requeue(n).into(),
             discard: discard(n).into(),
@@ -592,25 +595,35 @@ impl DeadStatements {
             discard_blocked: discard_blocked(n).into(),
             next: next(n).into(),
             hold: hold(n).into(),
+            find: find(n).into(),
         }
     }
 }
 
-/// After; then, each twice and null for any: since and until in microseconds since 1970, aggregate type, aggregate id, event
-/// type, text in the reason; limit.
+/// The conditions of a filter, each twice and null for any: since and until in microseconds since 1970, id, aggregate type,
+/// aggregate id, event type, text in the reason.
+const FILTER: &str =
+    "(? is null or died_at >= timestamp'1970-01-01 00:00:00' + interval ? microsecond)
+            and (? is null or died_at < timestamp'1970-01-01 00:00:00' + interval ? microsecond)
+            and (? is null or id = ?)
+            and (? is null or aggregatetype = ?) and (? is null or aggregateid = ?) and (? is null or type = ?)
+            and (? is null or instr(lower(reason), lower(?)) > 0)";
+
+/// The parameters of [`FILTER`], after, limit.
 fn list_dead(Names { dead, .. }: &Names) -> String {
-    let epoch = "timestamp'1970-01-01 00:00:00' + interval ? microsecond";
     format!(
         "select entry, id, aggregatetype, aggregateid, type, payload, headers, attempts, reason, {}, {}
            from {dead}
-          where entry > ?
-            and (? is null or died_at >= {epoch}) and (? is null or died_at < {epoch})
-            and (? is null or aggregatetype = ?) and (? is null or aggregateid = ?) and (? is null or type = ?)
-            and (? is null or instr(lower(reason), lower(?)) > 0)
+          where {FILTER} and entry > ?
           order by entry limit ?",
         micros("created_at"),
         micros("died_at"),
     )
+}
+
+/// The parameters of [`FILTER`].
+fn count_dead(Names { dead, .. }: &Names) -> String {
+    format!("select count(*) from {dead} where {FILTER}")
 }
 
 /// A dead letter, locked: of two operators one waits for the other and then finds nothing. Entry.
@@ -645,8 +658,9 @@ fn blocked() -> String {
 /// After, limit.
 fn list_blocked(Names { live, .. }: &Names) -> String {
     format!(
-        "select position, id, aggregatetype, aggregateid, type, attempts, last_error from {live}
+        "select position, id, aggregatetype, aggregateid, type, attempts, last_error, {} from {live}
           where {} and position > ? order by position limit ?",
+        micros("created_at"),
         blocked()
     )
 }
@@ -692,6 +706,25 @@ fn next(Names { live, .. }: &Names) -> String {
 fn hold(Names { live, .. }: &Names) -> String {
     format!(
         "update {live} set attempts = 1, due_at = utc_timestamp(6) where position = ? and due_at is null"
+    )
+}
+
+/// Where an event is. Id, three times.
+fn find(Names { live, dead, archive, .. }: &Names) -> String {
+    let created_at = micros("created_at");
+    let event = format!("id, position, aggregatetype, aggregateid, type, attempts, {created_at}");
+    format!(
+        "select {event}, 'live', coalesce({blocked}, false), {due_at}, last_error, null, null from {live} where id = ?
+         union all
+         select {event}, 'dead', false, {died_at}, reason, entry, null from {dead} where id = ?
+         union all
+         select {event}, 'archive', false, {settled_at}, null, null, destination from {archive} where id = ?
+         limit {MAX_RECORDS}",
+        blocked = blocked(),
+        due_at = micros("due_at"),
+        died_at = micros("died_at"),
+        // The one time of type `timestamp`; the sessions' zone is UTC.
+        settled_at = micros("settled_at"),
     )
 }
 

@@ -33,7 +33,7 @@
 //! ```
 //!
 //! Whoever consumes what the relay publishes sees an event again now and then: [`PostgresInbox`] makes its effect happen
-//! once. [`DeadLetters`] is for operators. Rights, time limits, poolers and what is refused: `docs/schema.md`.
+//! once. [`PostgresAdministration`] is for operators. Rights, time limits, poolers and what is refused: `docs/schema.md`.
 //!
 //! # How it is built
 //!
@@ -45,7 +45,7 @@
 //! | `writer.rs` | [`PostgresOutbox`]: `append` in the application's own transaction |
 //! | `store.rs` | [`PostgresStore`]: leases, claim, settle and probe for the relay |
 //! | `row.rs` | how a row of a claim becomes an event |
-//! | `dead.rs` | [`DeadLetters`]: what was given up, for operators |
+//! | `admin.rs` | [`PostgresAdministration`]: dead letters, blocked heads, where an event is |
 //! | `archive.rs` | [`Archive`]: upkeep of what was delivered, for operators |
 //! | `inbox.rs` | [`PostgresInbox`]: the consumer's side |
 //! | `sql.rs` | every statement, in the order in which an event meets it; `sql/ddl.rs` the tables, `sql/catalog.rs` what is there |
@@ -54,10 +54,10 @@
 //!
 //! The reasons for the indexes and the storage settings stand in `docs/adr/0002-postgres-indexes-and-autovacuum.md`.
 
+mod admin;
 mod archive;
 mod config;
 mod database;
-mod dead;
 mod drift;
 mod error;
 mod inbox;
@@ -67,12 +67,13 @@ mod sql;
 mod store;
 mod writer;
 
+pub use admin::PostgresAdministration;
 pub use archive::Archive;
 pub use config::{Keep, PayloadType, PostgresConfig};
-pub use dead::DeadLetters;
 pub use inbox::PostgresInbox;
 pub use outbox_core::{
-    BlockedHead, DeadLetter, DeadLetterFilter, Drift, Period, Retention, Upkeep,
+    Administration, BlockedHead, DeadLetter, DeadLetterFilter, Drift, EventRecord, EventState,
+    Page, Period, Retention, Upkeep,
 };
 pub use schema::Schema;
 /// The driver in the version whose transactions [`PostgresOutbox`] takes.

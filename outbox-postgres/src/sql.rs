@@ -8,7 +8,7 @@ pub(crate) mod ddl;
 
 use std::sync::Arc;
 
-use outbox_core::{InboxTable, TypeFilter};
+use outbox_core::{InboxTable, MAX_RECORDS, TypeFilter};
 
 pub(crate) use self::archive::ArchiveStatements;
 use crate::config::{Keep, Names, PayloadType, PostgresConfig};
@@ -468,45 +468,57 @@ fn plain_size(table: &str) -> String {
     format!("coalesce(pg_total_relation_size(to_regclass({})), 0)", crate::config::literal(table))
 }
 
-/// The statements of operators on the dead letters.
+/// The statements of operators.
 #[derive(Debug)]
-pub(crate) struct DeadStatements {
+pub(crate) struct AdminStatements {
     pub(crate) list: Arc<str>,
+    pub(crate) count: Arc<str>,
     pub(crate) requeue: Arc<str>,
     pub(crate) discard: Arc<str>,
     pub(crate) list_blocked: Arc<str>,
     pub(crate) unblock: Arc<str>,
     pub(crate) discard_blocked: Arc<str>,
+    pub(crate) find: Arc<str>,
 }
 
-impl DeadStatements {
+impl AdminStatements {
     pub(crate) fn new(config: &PostgresConfig) -> Self {
         let names = config.names();
         Self {
             list: list_dead(&names).into(),
+            count: count_dead(&names).into(),
             requeue: requeue(&names).into(),
             discard: discard(&names).into(),
             list_blocked: list_blocked(&names).into(),
             unblock: unblock(&names).into(),
             discard_blocked: discard_blocked(&names).into(),
+            find: find(&names).into(),
         }
     }
 }
 
-/// `$1` after, `$2` since and `$3` until in microseconds since 1970, `$4` aggregate type, `$5` aggregate id, `$6` event
-/// type, `$7` text in the reason, `$8` limit; null is any.
-fn list_dead(Names { dead, .. }: &Names) -> String {
-    format!(
-        "select entry, id, aggregatetype, aggregateid, type, payload, headers, attempts, reason, created_at, died_at
-           from {dead}
-          where entry > $1
+/// The conditions of a filter. `$1` id, `$2` since and `$3` until in microseconds since 1970, `$4` aggregate type, `$5`
+/// aggregate id, `$6` event type, `$7` text in the reason; null is any.
+const FILTER: &str = "($1::uuid is null or id = $1)
             and ($2::int8 is null or died_at >= timestamptz 'epoch' + $2 * interval '1 microsecond')
             and ($3::int8 is null or died_at < timestamptz 'epoch' + $3 * interval '1 microsecond')
             and ($4::text is null or aggregatetype = $4) and ($5::text is null or aggregateid = $5)
             and ($6::text is null or type = $6)
-            and ($7::text is null or strpos(lower(reason), lower($7)) > 0)
-          order by entry limit $8"
+            and ($7::text is null or strpos(lower(reason), lower($7)) > 0)";
+
+/// The parameters of [`FILTER`], `$8` after, `$9` limit.
+fn list_dead(Names { dead, .. }: &Names) -> String {
+    format!(
+        "select entry, id, aggregatetype, aggregateid, type, payload, headers, attempts, reason, created_at, died_at
+           from {dead}
+          where entry > $8 and {FILTER}
+          order by entry limit $9"
     )
+}
+
+/// The parameters of [`FILTER`].
+fn count_dead(Names { dead, .. }: &Names) -> String {
+    format!("select count(*) from {dead} where {FILTER}")
 }
 
 /// A dead letter goes back, due at once. `$1` entry. Of two operators one waits for the other and then finds nothing.
@@ -539,7 +551,7 @@ const BLOCKED: &str = "due_at = 'infinity' and attempts > 0";
 /// `$1` after, `$2` limit.
 fn list_blocked(Names { live, .. }: &Names) -> String {
     format!(
-        "select position, id, aggregatetype, aggregateid, type, attempts, last_error from {live}
+        "select position, id, aggregatetype, aggregateid, type, attempts, last_error, created_at from {live}
           where {BLOCKED} and position > $1 order by position limit $2"
     )
 }
@@ -568,6 +580,22 @@ fn discard_blocked(Names { live, .. }: &Names) -> String {
            update {live} o set attempts = 1, due_at = clock_timestamp() from next
             where o.position = next.position and o.due_at is null)
          select from gone"
+    )
+}
+
+/// Where an event is. `$1` id. A row that is due never is due in the year 9999, so that it differs from one that is not due.
+fn find(Names { live, dead, archive, .. }: &Names) -> String {
+    let event = "id, position, aggregatetype, aggregateid, type, attempts, created_at";
+    format!(
+        "select {event}, 'live' as place, coalesce({BLOCKED}, false) as never,
+                least(due_at, timestamptz '9999-12-31 23:59:59.999999+00') as at, last_error as reason,
+                null::int8 as entry, null::text as destination
+           from {live} where id = $1
+         union all
+         select {event}, 'dead', false, died_at, reason, entry, null from {dead} where id = $1
+         union all
+         select {event}, 'archive', false, settled_at, null, null, destination from {archive} where id = $1
+         limit {MAX_RECORDS}"
     )
 }
 

@@ -11,8 +11,8 @@ use outbox_conformance::{
 };
 use outbox_core::{Arrival, EventId, NewEvent, Purged, Store, StoreError, async_trait};
 use outbox_postgres::{
-    DeadLetterFilter, DeadLetters, PayloadType, PostgresConfig, PostgresInbox, PostgresOutbox,
-    PostgresStore, Schema,
+    Administration as _, DeadLetterFilter, Page, PayloadType, PostgresAdministration,
+    PostgresConfig, PostgresInbox, PostgresOutbox, PostgresStore, Schema,
 };
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres, Transaction};
@@ -57,7 +57,7 @@ struct Harness {
     config: PostgresConfig,
     payload: PayloadType,
     store: Arc<PostgresStore>,
-    letters: DeadLetters,
+    admin: PostgresAdministration,
     /// The application's own connections.
     pool: PgPool,
     /// The schema, and the application name of the store under test.
@@ -82,7 +82,7 @@ impl Harness {
         Schema::new(&config).unwrap().migrate().await.unwrap();
         Self {
             store: Arc::new(PostgresStore::new(&config).unwrap()),
-            letters: DeadLetters::new(&config).unwrap(),
+            admin: PostgresAdministration::new(&config).unwrap(),
             config,
             payload,
             pool,
@@ -144,21 +144,19 @@ impl StoreHarness for Harness {
     }
 
     async fn dead(&self) -> Vec<DeadLetter> {
-        let mut all = DeadLetterFilter::default();
-        all.limit = 10_000;
-        let letters = self.letters.list(&all).await.unwrap().into_iter();
+        let (all, page) = (DeadLetterFilter::default(), Page::default().with_limit(10_000));
+        let letters = self.admin.dead_letters(&all, page).await.unwrap().into_iter();
         letters.map(DeadLetter::from).collect()
     }
 
     async fn requeue(&self, id: &EventId) -> Option<bool> {
-        let id = id.to_string();
-        let dead = self.letters.list(&DeadLetterFilter::default()).await.unwrap();
-        if let Some(letter) = dead.iter().find(|letter| letter.id == id) {
-            return Some(self.letters.requeue(letter.entry).await.unwrap());
+        let filter = DeadLetterFilter::default().with_id(id.clone());
+        if self.admin.requeue_all(&filter, Page::default()).await.unwrap() > 0 {
+            return Some(true);
         }
-        let blocked = self.letters.blocked(0, 10_000).await.unwrap();
-        match blocked.iter().find(|head| head.id == id) {
-            Some(head) => Some(self.letters.unblock(head.position).await.unwrap()),
+        let blocked = self.admin.blocked_heads(Page::default()).await.unwrap();
+        match blocked.iter().find(|head| head.id == *id) {
+            Some(head) => Some(self.admin.unblock(head.position).await.unwrap()),
             None => Some(false),
         }
     }

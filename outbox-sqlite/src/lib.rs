@@ -2,7 +2,7 @@
 //!
 //! [`Schema`] creates the tables in the application's own database file, [`SqliteOutbox`] appends events in its
 //! transactions, [`SqliteStore`] hands them to the relay, [`SqliteInbox`] makes a consumer's effects happen once, and
-//! [`DeadLetters`] is for operators. Several processes may use one file, on a local disk.
+//! [`SqliteAdministration`] is for operators. Several processes may use one file, on a local disk.
 //!
 //! # The file
 //!
@@ -15,8 +15,8 @@
 //!   it grows; the relay's own reads are one statement each.
 //! - A copy carries the pending events and the identity of the original: see [`Schema`].
 
+mod admin;
 mod config;
-mod dead;
 mod error;
 mod inbox;
 mod row;
@@ -25,10 +25,12 @@ mod sql;
 mod store;
 mod writer;
 
+pub use admin::SqliteAdministration;
 pub use config::{Journal, Keep, SqliteConfig};
-pub use dead::DeadLetters;
 pub use inbox::SqliteInbox;
-pub use outbox_core::{BlockedHead, DeadLetter, Drift};
+pub use outbox_core::{
+    Administration, BlockedHead, DeadLetter, DeadLetterFilter, Drift, EventRecord, EventState, Page,
+};
 pub use schema::Schema;
 /// The driver in the version whose transactions [`SqliteOutbox`] takes.
 pub use sqlx;

@@ -78,10 +78,9 @@ impl<'r> ClaimedRow<'r> {
         let aggregate_id = self.aggregate_id.map(|bytes| text("aggregateid", bytes));
         let event_type = text("type", self.event_type);
         let headers = self.headers.map(|bytes| text("headers", bytes));
-        let id = match EventId::from_text(&text("id", self.id)) {
-            Ok(id) if std::str::from_utf8(self.id).is_ok() => id,
-            _ => unreadable_id(self.id),
-        };
+        // Only for its fault, if it is no text.
+        text("id", self.id);
+        let id = id_of(self.id);
         let mut row =
             EventRow::new(self.position.unwrap_or(0), LaneId::try_from(self.lane).unwrap_or(0), id);
         row.aggregate_type = &aggregate_type;
@@ -95,6 +94,12 @@ impl<'r> ClaimedRow<'r> {
         row.fault = fault.as_deref();
         rows.push(&row);
     }
+}
+
+/// The id of a row.
+pub(crate) fn id_of(bytes: &[u8]) -> EventId {
+    let text = std::str::from_utf8(bytes).ok().and_then(|text| EventId::from_text(text).ok());
+    text.unwrap_or_else(|| unreadable_id(bytes))
 }
 
 /// Stands for an id that is no text, so that its row can be named and buried; `settle` knows this form.

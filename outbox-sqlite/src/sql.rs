@@ -6,7 +6,7 @@
 mod ddl;
 pub(crate) mod inbox;
 
-use outbox_core::{StoreError, TypeFilter};
+use outbox_core::{MAX_RECORDS, StoreError, TypeFilter};
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr};
 
 use crate::config::SqliteConfig;
@@ -17,6 +17,15 @@ const NOW: &str = "(cast(round((julianday('now') - 2440587.5) * 86400000.0) as i
 
 /// Due never: blocked until an operator decides.
 const NEVER: i64 = i64::MAX;
+
+/// The conditions of a filter of dead letters. ?1 id, ?2 since, ?3 until, ?4 aggregate type, ?5 aggregate id, ?6 event type, ?7
+/// text in the reason; null is any.
+const FILTER: &str = "(?1 is null or id = ?1) and (?2 is null or died_at >= ?2) and (?3 is null or died_at < ?3)
+                    and (?4 is null or aggregatetype = ?4) and (?5 is null or aggregateid = ?5)
+                    and (?6 is null or type = ?6) and (?7 is null or instr(lower(reason), lower(?7)) > 0)";
+
+/// What an event's record has wherever the event is.
+const RECORD: &str = "id, position, aggregatetype, aggregateid, type, attempts, created_at";
 
 /// Takes the write lock at once: a transaction that reads first and writes later fails with BUSY_SNAPSHOT as soon as
 /// another has written in between, whatever the busy time-out.
@@ -53,6 +62,7 @@ pub(crate) struct Sql {
     pub(crate) bury: SqlStr,
     pub(crate) recover: SqlStr,
     pub(crate) list_dead: SqlStr,
+    pub(crate) count_dead: SqlStr,
     pub(crate) requeue: SqlStr,
     pub(crate) discard: SqlStr,
     pub(crate) list_blocked: SqlStr,
@@ -61,6 +71,7 @@ pub(crate) struct Sql {
     /// they see what is written from now on.
     pub(crate) pass_hold: SqlStr,
     pub(crate) discard_blocked: SqlStr,
+    pub(crate) find: SqlStr,
     pub(crate) meta: SqlStr,
     pub(crate) set_meta: SqlStr,
 }
@@ -193,8 +204,9 @@ impl Sql {
             list_dead: safe(format!(
                 "select entry, id, aggregatetype, aggregateid, type, payload, headers, attempts, reason, created_at,
                         died_at
-                   from {dead} where entry > ?1 order by entry limit ?2"
+                   from {dead} where {FILTER} and entry > ?8 order by entry limit ?9"
             )),
+            count_dead: safe(format!("select count(*) from {dead} where {FILTER}")),
             // Back to its old place, so that what is behind it in its aggregate waits for it; a place that was drawn
             // again since (a file put back from a copy) is left to its new owner.
             requeue: safe(format!(
@@ -208,7 +220,7 @@ impl Sql {
             )),
             discard: safe(format!("delete from {dead} where entry = ?1")),
             list_blocked: safe(format!(
-                "select position, id, aggregatetype, aggregateid, type, attempts, last_error
+                "select position, id, aggregatetype, aggregateid, type, attempts, last_error, created_at
                    from {t} indexed by \"{table}_due\"
                   where due_at is not null and due_at = {NEVER} and position > ?1 order by position limit ?2"
             )),
@@ -226,6 +238,15 @@ impl Sql {
                          order by o.position limit 1)"
             )),
             discard_blocked: safe(format!("delete from {t} where position = ?1 and due_at = {NEVER}")),
+            find: safe(format!(
+                "select {RECORD}, 'live', due_at is not null and due_at = {NEVER}, due_at, last_error, null, null
+                   from {t} where id = ?1
+                 union all
+                 select {RECORD}, 'dead', false, died_at, reason, entry, null from {dead} where id = ?1
+                 union all
+                 select {RECORD}, 'archive', false, settled_at, null, null, destination from {archive} where id = ?1
+                 limit {MAX_RECORDS}"
+            )),
 
             meta: safe(format!("select value from {meta} where key = ?1")),
             set_meta: safe(format!(

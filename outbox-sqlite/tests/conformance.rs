@@ -12,7 +12,10 @@ use outbox_conformance::{
     DeadLetter, InboxHarness, InboxTransaction, StoreHarness, WriterTransaction,
 };
 use outbox_core::{Arrival, EventId, NewEvent, Purged, Store, StoreError, async_trait};
-use outbox_sqlite::{DeadLetters, SqliteConfig, SqliteInbox, SqliteOutbox, SqliteStore};
+use outbox_sqlite::{
+    Administration as _, DeadLetterFilter, Page, SqliteAdministration, SqliteConfig, SqliteInbox,
+    SqliteOutbox, SqliteStore,
+};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Sqlite, SqliteConnection, Transaction};
 
 mod wal {
@@ -55,14 +58,14 @@ fn patient(config: SqliteConfig) -> SqliteConfig {
 struct Harness {
     fixture: Fixture,
     store: Arc<SqliteStore>,
-    letters: DeadLetters,
+    admin: SqliteAdministration,
 }
 
 impl Harness {
     fn new(fixture: Fixture) -> Self {
         let store = Arc::new(SqliteStore::new(&fixture.config).unwrap());
-        let letters = DeadLetters::new(fixture.pool.clone(), &fixture.config).unwrap();
-        Self { fixture, store, letters }
+        let admin = SqliteAdministration::new(&fixture.config).unwrap();
+        Self { fixture, store, admin }
     }
 
     async fn transaction(&self, sequence: bool) -> HarnessTransaction {
@@ -94,19 +97,19 @@ impl StoreHarness for Harness {
     }
 
     async fn dead(&self) -> Vec<DeadLetter> {
-        let letters = self.letters.list(0, 10_000).await.unwrap();
-        letters.into_iter().map(DeadLetter::from).collect()
+        let (all, page) = (DeadLetterFilter::default(), Page::default().with_limit(10_000));
+        let letters = self.admin.dead_letters(&all, page).await.unwrap().into_iter();
+        letters.map(DeadLetter::from).collect()
     }
 
     async fn requeue(&self, id: &EventId) -> Option<bool> {
-        let id = id.to_string();
-        let dead = self.letters.list(0, 10_000).await.unwrap();
-        if let Some(letter) = dead.iter().find(|letter| letter.id == id) {
-            return Some(self.letters.requeue(letter.entry).await.unwrap());
+        let filter = DeadLetterFilter::default().with_id(id.clone());
+        if self.admin.requeue_all(&filter, Page::default()).await.unwrap() > 0 {
+            return Some(true);
         }
-        let blocked = self.letters.blocked(0, 10_000).await.unwrap();
-        match blocked.iter().find(|head| head.id == id) {
-            Some(head) => Some(self.letters.unblock(head.position).await.unwrap()),
+        let blocked = self.admin.blocked_heads(Page::default()).await.unwrap();
+        match blocked.iter().find(|head| head.id == *id) {
+            Some(head) => Some(self.admin.unblock(head.position).await.unwrap()),
             None => Some(false),
         }
     }

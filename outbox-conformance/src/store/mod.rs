@@ -148,12 +148,9 @@ pub struct DeadLetter {
 }
 
 impl From<outbox_core::DeadLetter> for DeadLetter {
-    /// # Panics
-    ///
-    /// When its id is no id of an event.
     fn from(letter: outbox_core::DeadLetter) -> Self {
         Self {
-            id: EventId::from_text(&letter.id).expect("the id of an event"),
+            id: letter.id,
             aggregate_type: letter.aggregate_type,
             aggregate_id: letter.aggregate_id,
             event_type: letter.event_type,

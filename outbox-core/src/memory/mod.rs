@@ -30,6 +30,7 @@
 //! # Ok(()) }
 //! ```
 
+mod admin;
 mod claim;
 mod counters;
 mod fault;

@@ -93,6 +93,17 @@ impl Row {
     }
 }
 
+/// A row that was given up.
+#[derive(Clone, Debug)]
+pub(super) struct DeadRow {
+    pub(super) entry: i64,
+    /// As it was, with the attempts it died with.
+    pub(super) row: Row,
+    pub(super) reason: String,
+    /// Microseconds since 1970.
+    pub(super) died_at: i64,
+}
+
 fn event_of(row: &EventRow<'_>) -> Event {
     let mut rows = EventRows::with_capacity(1, 0);
     rows.push(row);

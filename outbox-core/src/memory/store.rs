@@ -18,7 +18,7 @@ use crate::{
 
 /// An outbox table in memory. Cloning gives another handle on the same table.
 ///
-/// It is [`Writer`], [`Inbox`](crate::Inbox) and [`Store`] in one. Its clock starts at a fixed time in the past and moves with
+/// It is [`Writer`], [`Inbox`](crate::Inbox), [`Store`] and [`Administration`](crate::Administration) in one. Its clock starts at a fixed time in the past and moves with
 /// tokio's, so that paused time works: see [`now`](Self::now).
 #[derive(Clone)]
 pub struct MemoryStore(pub(super) Arc<Shared>);
@@ -99,12 +99,12 @@ impl MemoryStore {
         let table = self.0.table();
         let letters = table.dead.iter();
         letters
-            .map(|(row, why)| DeadLetter { event: row.to_event(), reason: why.clone() })
+            .map(|dead| DeadLetter { event: dead.row.to_event(), reason: dead.reason.clone() })
             .collect()
     }
 
     /// Gives a dead letter, or a blocked head of an aggregate, its turn again; `false` when there is none with this id.
-    /// It keeps id, position and attempts, and holds the later events of its aggregate.
+    /// It keeps id and position, and holds the later events of its aggregate.
     pub fn requeue(&self, id: &EventId) -> bool {
         let found = self.0.table().requeue(id);
         self.0.committed();

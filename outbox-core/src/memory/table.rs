@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::counters::Counters;
 use super::lease::PipelineLeases;
-use super::row::{NEVER, Row, insert_of};
+use super::row::{DeadRow, NEVER, Row, insert_of};
 use crate::{
     Backlog, Capabilities, Due, EventId, EventRow, LaneId, Leases, NewEvent, OpenWriter, Pipeline,
     Position, Probe, Receipt, Settled, Settlements, Snapshot, StoreError, Watermark, Worker,
@@ -23,8 +23,10 @@ pub(super) struct Table {
     started: Instant,
     /// Committed and pending, in the order in which a claim reads them.
     pub(super) rows: BTreeMap<(LaneId, Position), Row>,
-    /// Given up, with the reason.
-    pub(super) dead: Vec<(Row, String)>,
+    /// Given up, in the order of their death.
+    pub(super) dead: Vec<DeadRow>,
+    /// How many have died.
+    died: i64,
     /// The last position that was drawn.
     drawn: Position,
     /// Transactions so far.
@@ -60,6 +62,7 @@ impl Table {
             started: Instant::now(),
             rows: BTreeMap::new(),
             dead: Vec::new(),
+            died: 0,
             drawn: 0,
             begun: 0,
             writers: BTreeMap::new(),
@@ -247,7 +250,13 @@ impl Table {
             let row = self.remove(&dead.receipt);
             found.push(row.is_some());
             if let Some(row) = row {
-                self.dead.push((Row { attempts: dead.attempts, ..row }, dead.reason.clone()));
+                self.died += 1;
+                self.dead.push(DeadRow {
+                    entry: self.died,
+                    row: Row { attempts: dead.attempts, ..row },
+                    reason: dead.reason.clone(),
+                    died_at: now,
+                });
             }
         }
         for lane in settlements.recovered.iter().filter(|lane| held.contains(lane)) {
@@ -282,7 +291,7 @@ impl Table {
         let types = pipeline.types();
         let capped = |count: usize| cap.min(count as u64);
         let pending = || self.rows.values().filter(|row| types.contains(row.aggregate_type()));
-        let dead = self.dead.iter().filter(|(row, _)| types.contains(row.aggregate_type()));
+        let dead = self.dead.iter().filter(|dead| types.contains(dead.row.aggregate_type()));
         let due = pending().filter(|row| row.due_at.is_none_or(|due_at| due_at <= now));
         let age = |row: &Row| Duration::from_micros(now.abs_diff(row.created_at()));
         let bytes = |size: usize| size as u64;
@@ -293,7 +302,7 @@ impl Table {
             dead: capped(dead.count()),
             table_bytes: vec![
                 ("live", bytes(self.rows.values().map(Row::size).sum())),
-                ("dead", bytes(self.dead.iter().map(|(row, _)| row.size()).sum())),
+                ("dead", bytes(self.dead.iter().map(|dead| dead.row.size()).sum())),
             ],
         }
     }
@@ -308,28 +317,42 @@ impl Table {
         rows
     }
 
-    /// A dead letter or a blocked head gets its turn again: due now, under its old position, so that it holds the later
-    /// events of its aggregate.
+    /// A dead letter or a blocked head gets its turn again.
     pub(super) fn requeue(&mut self, id: &EventId) -> bool {
+        self.requeue_dead(|dead| dead.row.id() == id) || self.unblock(|row| row.id() == id)
+    }
+
+    /// Removes a dead letter or a blocked head for good.
+    pub(super) fn discard(&mut self, id: &EventId) -> bool {
+        self.discard_dead(|dead| dead.row.id() == id) || self.discard_blocked(|row| row.id() == id)
+    }
+
+    /// A dead letter is due now, under its old position, so that it holds the later events of its aggregate.
+    pub(super) fn requeue_dead(&mut self, is: impl Fn(&DeadRow) -> bool) -> bool {
+        let Some(at) = self.dead.iter().position(is) else { return false };
+        let DeadRow { row, reason, .. } = self.dead.remove(at);
+        let due_at = Some(self.now());
+        self.insert(Row { due_at, attempts: 1, last_error: Some(reason), ..row });
+        true
+    }
+
+    pub(super) fn discard_dead(&mut self, is: impl Fn(&DeadRow) -> bool) -> bool {
+        let at = self.dead.iter().position(is);
+        at.map(|at| self.dead.remove(at)).is_some()
+    }
+
+    /// A blocked head is due now.
+    pub(super) fn unblock(&mut self, is: impl Fn(&Row) -> bool) -> bool {
         let now = Some(self.now());
-        if let Some(at) = self.dead.iter().position(|(row, _)| row.id() == id) {
-            let (row, _) = self.dead.remove(at);
-            self.insert(Row { due_at: now, attempts: 1, ..row });
-            return true;
-        }
-        let blocked = self.rows.values_mut().find(|row| row.id() == id && row.is_blocked());
+        let blocked = self.rows.values_mut().find(|row| row.is_blocked() && is(row));
         blocked.map(|row| (row.attempts, row.due_at) = (1, now)).is_some()
     }
 
-    /// Removes a dead letter or a blocked head for good. The hold of a blocked head passes to the event behind it: the relay
-    /// has read past that one, and must see it before it sees what is written from now on.
-    pub(super) fn discard(&mut self, id: &EventId) -> bool {
-        let dead = self.dead.len();
-        self.dead.retain(|(row, _)| row.id() != id);
-        let blocked = self.rows.values().find(|row| row.id() == id && row.is_blocked());
-        let Some(at) = blocked.map(|row| (row.lane(), row.position())) else {
-            return self.dead.len() < dead;
-        };
+    /// Removes a blocked head. Its hold passes to the event behind it: the relay has read past that one, and must see it before
+    /// it sees what is written from now on.
+    pub(super) fn discard_blocked(&mut self, is: impl Fn(&Row) -> bool) -> bool {
+        let blocked = self.rows.values().find(|row| row.is_blocked() && is(row));
+        let Some(at) = blocked.map(|row| (row.lane(), row.position())) else { return false };
         let now = Some(self.now());
         let head = self.rows.remove(&at);
         let next = self.rows.range_mut(at..).map(|(_, row)| row).find(|row| {

@@ -10,8 +10,8 @@ use outbox_conformance::{
 };
 use outbox_core::{Arrival, EventId, NewEvent, Purged, Store, StoreError, async_trait};
 use outbox_mysql::{
-    DeadLetterFilter, DeadLetters, MySqlConfig, MySqlInbox, MySqlOutbox, MySqlStore, PayloadType,
-    Schema,
+    Administration as _, DeadLetterFilter, MySqlAdministration, MySqlConfig, MySqlInbox,
+    MySqlOutbox, MySqlStore, Page, PayloadType, Schema,
 };
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, MySql, MySqlConnection, MySqlPool, Transaction};
@@ -65,7 +65,7 @@ pub(crate) struct Harness {
     pub(crate) config: MySqlConfig,
     pub(crate) payload: PayloadType,
     pub(crate) store: Arc<MySqlStore>,
-    pub(crate) letters: DeadLetters,
+    pub(crate) admin: MySqlAdministration,
     /// The application's own connections, with the server's settings.
     pub(crate) pool: MySqlPool,
     /// The database.
@@ -110,8 +110,8 @@ impl Harness {
             .pipes_as_concat(false)
             .no_engine_substitution(false);
         let pool = MySqlPoolOptions::new().connect_lazy_with(application);
-        let letters = DeadLetters::new(&config).unwrap();
-        Self { letters, store, config, payload, pool, name, user, url, admin_url }
+        let admin = MySqlAdministration::new(&config).unwrap();
+        Self { admin, store, config, payload, pool, name, user, url, admin_url }
     }
 
     pub(crate) async fn transaction(&self) -> HarnessTransaction {
@@ -163,21 +163,19 @@ impl StoreHarness for Harness {
     }
 
     async fn dead(&self) -> Vec<DeadLetter> {
-        let mut all = DeadLetterFilter::default();
-        all.limit = 10_000;
-        let letters = self.letters.list(&all).await.unwrap().into_iter();
+        let (all, page) = (DeadLetterFilter::default(), Page::default().with_limit(10_000));
+        let letters = self.admin.dead_letters(&all, page).await.unwrap().into_iter();
         letters.map(DeadLetter::from).collect()
     }
 
     async fn requeue(&self, id: &EventId) -> Option<bool> {
-        let id = id.to_string();
-        let dead = self.letters.list(&DeadLetterFilter::default()).await.unwrap();
-        if let Some(letter) = dead.iter().find(|letter| letter.id == id) {
-            return Some(self.letters.requeue(letter.entry).await.unwrap());
+        let filter = DeadLetterFilter::default().with_id(id.clone());
+        if self.admin.requeue_all(&filter, Page::default()).await.unwrap() > 0 {
+            return Some(true);
         }
-        let blocked = self.letters.blocked(0, 10_000).await.unwrap();
-        match blocked.iter().find(|head| head.id == id) {
-            Some(head) => Some(self.letters.unblock(head.position).await.unwrap()),
+        let blocked = self.admin.blocked_heads(Page::default()).await.unwrap();
+        match blocked.iter().find(|head| head.id == *id) {
+            Some(head) => Some(self.admin.unblock(head.position).await.unwrap()),
             None => Some(false),
         }
     }

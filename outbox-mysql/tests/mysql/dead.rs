@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use outbox_core::{Dead, Retry, Store as _};
-use outbox_mysql::DeadLetterFilter;
+use outbox_mysql::{Administration as _, DeadLetterFilter, Page};
 
 use super::{both, commit, delivered, event, everything, owner};
 
@@ -23,10 +23,11 @@ async fn a_list_meets_every_condition_and_pages() {
         };
         verdicts.dead = events.iter().map(dead).collect();
         outbox.store.settle(&verdicts).await.unwrap();
-        let list = async |filter: DeadLetterFilter| {
-            let keys = outbox.letters.list(&filter).await.unwrap().into_iter();
+        let paged = async |filter: DeadLetterFilter, page: Page| {
+            let keys = outbox.admin.dead_letters(&filter, page).await.unwrap().into_iter();
             keys.map(|letter| letter.aggregate_id.unwrap()).collect::<String>()
         };
+        let list = async |filter: DeadLetterFilter| paged(filter, Page::default()).await;
         let (all, hour) = (DeadLetterFilter::default, Duration::from_secs(3600));
         assert_eq!(list(all()).await, "abc");
         assert_eq!(list(all().with_aggregate_id("b")).await, "b");
@@ -36,13 +37,13 @@ async fn a_list_meets_every_condition_and_pages() {
         assert_eq!(list(all().with_text("REFUSED C")).await, "c");
         assert_eq!(list(all().with_since(SystemTime::now() + hour)).await, "");
         assert_eq!(list(all().with_until(SystemTime::now() + hour)).await, "abc");
-        assert_eq!(list(all().with_limit(2)).await, "ab");
-        let second = outbox.letters.list(&DeadLetterFilter::default()).await.unwrap()[1].clone();
-        assert_eq!(list(all().with_after(second.entry)).await, "c");
+        assert_eq!(paged(all(), Page::default().with_limit(2)).await, "ab");
+        let second = outbox.admin.dead_letters(&all(), Page::default()).await.unwrap()[1].clone();
+        assert_eq!(paged(all(), Page::default().with_after(second.entry)).await, "c");
         assert_eq!((second.payload.as_deref(), second.attempts), (Some(&b"{}"[..]), 3));
         assert!(second.created_at.elapsed().unwrap() < hour && second.died_at >= second.created_at);
-        assert!(outbox.letters.discard(second.entry).await.unwrap());
-        assert!(!outbox.letters.discard(second.entry).await.unwrap(), "it is gone");
+        assert!(outbox.admin.discard(second.entry).await.unwrap());
+        assert!(!outbox.admin.discard(second.entry).await.unwrap(), "it is gone");
     }
 }
 
@@ -57,10 +58,10 @@ async fn the_hold_of_a_discarded_head_passes_on() {
         let never = Retry::new(events[0].receipt(), 2, None, "no");
         verdicts.retries.push(never);
         outbox.store.settle(&verdicts).await.unwrap();
-        let blocked = outbox.letters.blocked(0, 10).await.unwrap();
+        let blocked = outbox.admin.blocked_heads(Page::default()).await.unwrap();
         assert_eq!((blocked.len(), blocked[0].position), (1, events[0].position()));
-        assert!(outbox.letters.discard_blocked(blocked[0].position).await.unwrap());
-        assert!(!outbox.letters.discard_blocked(blocked[0].position).await.unwrap());
+        assert!(outbox.admin.discard_blocked(blocked[0].position).await.unwrap());
+        assert!(!outbox.admin.discard_blocked(blocked[0].position).await.unwrap());
         let left = outbox.store.claim(&everything(10)).await.unwrap().events;
         let left: Vec<_> =
             left.iter().map(|event| (event.position(), event.holds_aggregate())).collect();

@@ -3,7 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use outbox_core::{Dead, LaneCursor, Store as _};
-use outbox_postgres::{DeadLetterFilter, DeadLetters};
+use outbox_postgres::{
+    Administration as _, DeadLetter, DeadLetterFilter, Page, PostgresAdministration,
+};
 
 use crate::common::{Outbox, delivered, event, everything, settlements, sole_owner, sorted};
 
@@ -29,15 +31,20 @@ async fn with_dead(outbox: &Outbox, keys: &[&str]) {
     store.leave(&worker).await.unwrap();
 }
 
+async fn listed(letters: &PostgresAdministration) -> Vec<DeadLetter> {
+    letters.dead_letters(&DeadLetterFilter::default(), Page::default()).await.unwrap()
+}
+
 #[tokio::test]
 async fn a_list_meets_every_condition_and_pages() {
     let outbox = Outbox::new().await;
     with_dead(&outbox, &["a", "b", "c"]).await;
-    let letters = DeadLetters::new(&outbox.config).unwrap();
-    let list = async |filter: DeadLetterFilter| {
-        let keys = letters.list(&filter).await.unwrap().into_iter();
+    let letters = PostgresAdministration::new(&outbox.config).unwrap();
+    let paged = async |filter: DeadLetterFilter, page: Page| {
+        let keys = letters.dead_letters(&filter, page).await.unwrap().into_iter();
         keys.map(|letter| letter.aggregate_id.unwrap()).collect::<String>()
     };
+    let list = async |filter: DeadLetterFilter| paged(filter, Page::default()).await;
     let (all, hour) = (DeadLetterFilter::default, Duration::from_secs(3600));
     assert_eq!(list(all()).await, "abc");
     assert_eq!(list(all().with_aggregate_id("b")).await, "b");
@@ -46,9 +53,9 @@ async fn a_list_meets_every_condition_and_pages() {
     assert_eq!(list(all().with_text("REFUSED C")).await, "c");
     assert_eq!(list(all().with_since(SystemTime::now() + hour)).await, "");
     assert_eq!(list(all().with_until(SystemTime::now() + hour)).await, "abc");
-    assert_eq!(list(all().with_limit(2)).await, "ab");
-    let second = letters.list(&DeadLetterFilter::default()).await.unwrap()[1].clone();
-    assert_eq!(list(all().with_after(second.entry)).await, "c");
+    assert_eq!(paged(all(), Page::default().with_limit(2)).await, "ab");
+    let second = listed(&letters).await[1].clone();
+    assert_eq!(paged(all(), Page::default().with_after(second.entry)).await, "c");
     assert_eq!(second.payload.as_deref(), Some(&b"{\"a\": 1}"[..]));
     assert_eq!(second.attempts, 3);
 }
@@ -59,16 +66,16 @@ async fn a_requeued_event_is_due_and_holds_its_aggregate() {
     let outbox = Outbox::new().await;
     with_dead(&outbox, &["a"]).await;
     outbox.append(&[event("a", "2")]).await;
-    let letters = DeadLetters::new(&outbox.config).unwrap();
-    let letter = letters.list(&DeadLetterFilter::default()).await.unwrap().remove(0);
+    let letters = PostgresAdministration::new(&outbox.config).unwrap();
+    let letter = listed(&letters).await.remove(0);
     assert!(letters.requeue(letter.entry).await.unwrap());
-    assert!(letters.list(&DeadLetterFilter::default()).await.unwrap().is_empty());
+    assert!(listed(&letters).await.is_empty());
 
     let store = outbox.store();
     let (worker, epoch) = sole_owner(&store).await;
     let claimed = sorted(&store.claim(&everything(16)).await.unwrap());
     assert_eq!(claimed.len(), 1);
-    assert_eq!(claimed[0].id().to_string(), letter.id);
+    assert_eq!(claimed[0].id(), &letter.id);
     assert_eq!(
         (claimed[0].position(), claimed[0].attempts()),
         (1, 1),
@@ -83,13 +90,10 @@ async fn a_requeued_event_is_due_and_holds_its_aggregate() {
 async fn of_operators_at_one_letter_one_wins() {
     let outbox = Outbox::new().await;
     with_dead(&outbox, &["a"]).await;
-    let entry =
-        DeadLetters::new(&outbox.config).unwrap().list(&DeadLetterFilter::default()).await.unwrap()
-            [0]
-        .entry;
+    let entry = listed(&PostgresAdministration::new(&outbox.config).unwrap()).await[0].entry;
     let mut tasks = Vec::new();
     for n in 0..8 {
-        let letters = DeadLetters::new(&outbox.config).unwrap();
+        let letters = PostgresAdministration::new(&outbox.config).unwrap();
         tasks.push(tokio::spawn(async move {
             if n % 2 == 0 {
                 letters.requeue(entry).await.unwrap()
@@ -113,8 +117,8 @@ async fn a_requeued_event_takes_nobodys_position() {
     with_dead(&outbox, &["a", "b", "c"]).await;
     outbox.execute("truncate outbox restart identity").await;
     outbox.append(&[event("x", "1")]).await;
-    let letters = DeadLetters::new(&outbox.config).unwrap();
-    for letter in letters.list(&DeadLetterFilter::default()).await.unwrap() {
+    let letters = PostgresAdministration::new(&outbox.config).unwrap();
+    for letter in listed(&letters).await {
         assert!(letters.requeue(letter.entry).await.unwrap());
     }
     outbox.append(&[event("x", "2"), event("x", "3")]).await;
@@ -141,7 +145,7 @@ async fn the_hold_of_a_discarded_head_passes_to_the_event_behind_it() {
     let outbox = Outbox::new().await;
     outbox.append(&[event("a", "1"), event("b", "2"), event("a", "3"), event("a", "4")]).await;
     outbox.execute("update outbox set due_at = 'infinity', attempts = 2 where position = 1").await;
-    assert!(DeadLetters::new(&outbox.config).unwrap().discard_blocked(1).await.unwrap());
+    assert!(PostgresAdministration::new(&outbox.config).unwrap().discard_blocked(1).await.unwrap());
     outbox.append(&[event("a", "5")]).await;
     let claimed = sorted(&outbox.store().claim(&everything(16)).await.unwrap());
     let seen: Vec<_> = claimed.iter().map(|e| (e.position(), e.holds_aggregate())).collect();
@@ -159,8 +163,8 @@ async fn a_blocked_head_is_unblocked_or_discarded_once() {
              update outbox set due_at = 'infinity' where position = 3",
         )
         .await;
-    let letters = DeadLetters::new(&outbox.config).unwrap();
-    let blocked = letters.blocked(0, 10).await.unwrap();
+    let letters = PostgresAdministration::new(&outbox.config).unwrap();
+    let blocked = letters.blocked_heads(Page::default()).await.unwrap();
     let found: Vec<_> = blocked.iter().map(|head| (head.position, head.attempts)).collect();
     assert_eq!(found, [(1, 2), (2, 2)]);
     assert!(letters.unblock(1).await.unwrap() && !letters.unblock(1).await.unwrap());
