@@ -2,7 +2,7 @@
 //!
 //! [`Schema`] creates the tables in the application's own database file, [`SqliteOutbox`] appends events in its
 //! transactions, [`SqliteStore`] hands them to the relay, [`SqliteInbox`] makes a consumer's effects happen once, and
-//! [`SqliteAdministration`] is for operators. Several processes may use one file, on a local disk.
+//! [`SqliteAdministration`] and [`Archive`] are for operators. Several processes may use one file, on a local disk.
 //!
 //! # The file
 //!
@@ -16,6 +16,7 @@
 //! - A copy carries the pending events and the identity of the original: see [`Schema`].
 
 mod admin;
+mod archive;
 mod config;
 mod error;
 mod inbox;
@@ -26,10 +27,12 @@ mod store;
 mod writer;
 
 pub use admin::SqliteAdministration;
+pub use archive::Archive;
 pub use config::{Journal, Keep, SqliteConfig};
 pub use inbox::SqliteInbox;
 pub use outbox_core::{
-    Administration, BlockedHead, DeadLetter, DeadLetterFilter, Drift, EventRecord, EventState, Page,
+    Administration, BlockedHead, DeadLetter, DeadLetterFilter, Drift, EventRecord, EventState,
+    Page, Retention, Upkeep,
 };
 pub use schema::Schema;
 /// The driver in the version whose transactions [`SqliteOutbox`] takes.

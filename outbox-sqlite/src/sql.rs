@@ -351,6 +351,14 @@ fn named(table: &str) -> String {
 }
 
 /// The one place where statements are vouched for: table names are validated, everything else is bound.
+/// Deletes what was delivered long ago, the oldest first. `?1` age in microseconds, `?2` how many.
+pub(crate) fn purge_archive(table: &str) -> SqlStr {
+    safe(format!(
+        "delete from \"{table}_archive\" where entry in (
+           select entry from \"{table}_archive\" where settled_at < {NOW} - ?1 order by settled_at limit ?2)"
+    ))
+}
+
 pub(crate) fn safe(sql: String) -> SqlStr {
     AssertSqlSafe(std::sync::Arc::<str>::from(sql)).into_sql_str()
 }
