@@ -1,7 +1,17 @@
-//! The configuration file: one TOML file that names every pipeline.
+//! The configuration file: one TOML file that names every pipeline. `docs/configuration.md` lists its keys.
 
 mod error;
 mod expand;
+#[cfg(all(
+    test,
+    feature = "postgres",
+    feature = "mysql",
+    feature = "sqlite",
+    feature = "kafka",
+    feature = "rabbitmq",
+    feature = "sqs"
+))]
+mod page;
 mod pipeline;
 mod settings;
 #[cfg(test)]
@@ -18,6 +28,11 @@ use toml::de::DeValue;
 
 pub use self::error::ConfigError;
 pub use self::pipeline::PipelineConfig;
+#[allow(
+    unused_imports,
+    reason = "a daemon may be built without any adapter that has durations"
+)]
+pub(crate) use self::pipeline::Span;
 use self::settings::File;
 pub use self::settings::Settings;
 
@@ -34,7 +49,7 @@ pub struct Config {
 }
 
 /// The port that serves health, metrics and the API.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Http {
@@ -70,7 +85,7 @@ impl std::fmt::Debug for Secret {
 }
 
 /// What is logged, and how.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Log {
@@ -139,6 +154,9 @@ impl Config {
                 return Err(file
                     .at(0..0, format!("two pipelines are named {name}: give each its own name")));
             }
+        }
+        if let Err(error) = crate::log::filter(&self.log.level) {
+            return Err(file.at(0..0, format!("log.level: {error}")));
         }
         if self.http.token.is_none() && !self.http.listen.ip().is_loopback() {
             let listen = self.http.listen;

@@ -89,7 +89,7 @@ impl PipelineConfig {
 /// A pipeline without its adapters.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Body {
+pub(super) struct Body {
     name: String,
     types: Option<Vec<String>>,
     except_types: Option<Vec<String>>,
@@ -106,7 +106,7 @@ struct Body {
 /// Templates of destinations, with the fields `{aggregate_type}` and `{event_type}`.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Routing {
+pub(super) struct Routing {
     default: Option<String>,
     aggregates: BTreeMap<String, String>,
     events: BTreeMap<String, String>,
@@ -131,7 +131,7 @@ impl Routing {
 /// One policy for all, and exceptions.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Retry {
+pub(super) struct Retry {
     base: Option<Span>,
     max: Option<Span>,
     jitter: Option<f64>,
@@ -144,7 +144,7 @@ struct Retry {
 /// What is not given is as in the policy for all.
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Exception {
+pub(super) struct Exception {
     base: Option<Span>,
     max: Option<Span>,
     jitter: Option<f64>,
@@ -160,7 +160,7 @@ enum Ending {
 }
 
 impl Retry {
-    fn policies(&self) -> RetryPolicies {
+    pub(super) fn policies(&self) -> RetryPolicies {
         let Self { base, max, jitter, max_attempts, exhausted, .. } = *self;
         let all = Exception { base, max, jitter, max_attempts, exhausted };
         let all = all.policy(RetryPolicy::default());
@@ -195,12 +195,12 @@ macro_rules! table {
     ($table:ident of $settings:ident, $value:ty: $($field:ident)+) => {
         #[derive(Default, Deserialize)]
         #[serde(default, deny_unknown_fields)]
-        struct $table {
+        pub(super) struct $table {
             $($field: Option<$value>,)+
         }
 
         impl $table {
-            fn settings(self) -> $settings {
+            pub(super) fn settings(self) -> $settings {
                 let mut settings = $settings::default();
                 $(if let Some(value) = self.$field {
                     settings.$field = value.into();
@@ -219,7 +219,7 @@ table!(TimingTable of Timing, Span:
 
 /// A duration as people write it: `250ms`, `1m 30s`.
 #[derive(Clone, Copy, Deserialize)]
-struct Span(#[serde(with = "humantime_serde")] Duration);
+pub(crate) struct Span(#[serde(with = "humantime_serde")] Duration);
 
 impl From<Span> for Duration {
     fn from(span: Span) -> Self {

@@ -172,3 +172,10 @@ fn an_exception_from_the_retries_has_no_exceptions_of_its_own() {
     let told = with("retry.events.Paid.events.Sent.max_attempts = 1").unwrap_err();
     assert!(told.to_string().contains("events is no key here"), "{told}");
 }
+
+#[test]
+fn a_level_that_the_log_does_not_know_is_refused() {
+    let told = parse("[log]\nlevel = \"outbox_core=loud\"").unwrap_err().to_string();
+    assert!(told.contains("log.level: "), "{told}");
+    parse("[log]\nlevel = \"warn,outbox_core=debug\"").unwrap();
+}
