@@ -73,6 +73,7 @@ macro_rules! store_conformance {
         $crate::conformance_tests! {
             $harness, store,
             a_late_commit_is_seen,
+            a_position_given_by_hand_is_read_like_any_other,
             what_is_rolled_back_was_never_there,
             a_savepoint_takes_back_its_part_only,
             a_claim_is_a_read,

@@ -186,7 +186,7 @@ impl DeadLetterFilter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Page {
-    /// Only what is above this entry, or this position: the last one of the page before. Default: 0.
+    /// Only what is above this entry, or this position: the last one of the page before. Default: [`i64::MIN`], from the beginning.
     pub after: i64,
     /// At most so many. Default: 100.
     pub limit: u32,
@@ -194,7 +194,7 @@ pub struct Page {
 
 impl Default for Page {
     fn default() -> Self {
-        Self { after: 0, limit: 100 }
+        Self { after: i64::MIN, limit: 100 }
     }
 }
 

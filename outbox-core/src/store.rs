@@ -13,7 +13,8 @@ use crate::{Event, Receipt, StoreError};
 /// The number of a lane, from 0. Local to a database: never compute it, read it.
 pub type LaneId = u16;
 
-/// A place in the table: rises in the order in which writers drew it, from 1. It is *not* the order of commits.
+/// A place in the table: rises in the order in which writers drew it, from 1. It is *not* the order of commits. A row may have
+/// been given another one by hand, 0 or below among them; [`Position::MIN`] is below every row.
 pub type Position = i64;
 
 /// The number of a lane's owners so far: whoever settles under an old one changes nothing.
@@ -399,7 +400,7 @@ impl ClaimRequest {
 pub struct LaneCursor {
     /// Which lane.
     pub lane: LaneId,
-    /// Fresh rows come from above this position.
+    /// Fresh rows come from above this position; [`Position::MIN`] is from the beginning.
     pub from: Position,
     /// Fresh rows come from at or below this position, and no fresh row above it is looked at. [`Position::MAX`] is no bound:
     /// what the relay asks for, unless a claim got no answer because there was too much to look at.

@@ -69,7 +69,7 @@ fn tables(config: &MySqlConfig, names: &Names) -> Vec<Table> {
         format!("smallint unsigned generated crc32(coalesce(aggregateid,id)) % {}", config.lanes);
     let holds = format!("int unsigned generated {}", ddl::HOLDS);
     let event = [
-        ("position", "bigint unsigned not null"),
+        ("position", "bigint not null"),
         ("id", "varchar(255) bytewise not null"),
         ("aggregatetype", "varchar(255) bytewise not null"),
         ("aggregateid", TEXT),
@@ -91,7 +91,7 @@ fn tables(config: &MySqlConfig, names: &Names) -> Vec<Table> {
             "",
             true,
             &[
-                ("position", "bigint unsigned not null auto_increment"),
+                ("position", "bigint not null auto_increment"),
                 ("id", "varchar(255) bytewise not null default uuid()"),
                 ("aggregatetype", "varchar(255) bytewise not null"),
                 ("aggregateid", TEXT),

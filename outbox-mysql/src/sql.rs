@@ -369,7 +369,7 @@ fn fetch(Names { live, .. }: &Names) -> String {
         "select o.lane, o.position, o.id, o.aggregatetype, o.aggregateid, o.type,
                 if({large}, null, o.payload), if({large}, null, o.headers), {created_at}, o.attempts,
                 o.due_at is not null, {large}
-           from json_table(?, '$[*]' columns (position bigint unsigned path '$')) p
+           from json_table(?, '$[*]' columns (position bigint path '$')) p
            straight_join {live} o force index (primary) on o.position = p.position
           where o.due_at is null or o.due_at <= utc_timestamp(6)",
         created_at = micros("o.created_at"),
@@ -379,7 +379,7 @@ fn fetch(Names { live, .. }: &Names) -> String {
 /// A list of events as a table: `[position, lane, id, …]`.
 fn named(more: &str) -> String {
     format!(
-        "json_table(?, '$[*]' columns (position bigint unsigned path '$[0]', lane smallint unsigned path '$[1]',
+        "json_table(?, '$[*]' columns (position bigint path '$[0]', lane smallint unsigned path '$[1]',
                                        id varchar(255) character set utf8mb4 path '$[2]'{more}))"
     )
 }

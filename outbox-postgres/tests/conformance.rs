@@ -9,7 +9,7 @@ use std::time::Duration;
 use outbox_conformance::{
     DeadLetter, InboxHarness, InboxTransaction, PayloadKind, StoreHarness, WriterTransaction,
 };
-use outbox_core::{Arrival, EventId, NewEvent, Purged, Store, StoreError, async_trait};
+use outbox_core::{Arrival, EventId, NewEvent, Position, Purged, Store, StoreError, async_trait};
 use outbox_postgres::{
     Administration as _, DeadLetterFilter, Page, PayloadType, PostgresAdministration,
     PostgresConfig, PostgresInbox, PostgresOutbox, PostgresStore, Schema,
@@ -165,6 +165,16 @@ impl StoreHarness for Harness {
         let insert = format!(
             "insert into {}.outbox (aggregatetype, aggregateid, type, created_at)
              values ('order', 'bad', 'Changed', 'infinity')",
+            self.name
+        );
+        self.execute(&insert).await;
+        Some(())
+    }
+
+    async fn insert_at(&self, position: Position) -> Option<()> {
+        let insert = format!(
+            "insert into {}.outbox (position, aggregatetype, type) overriding system value
+             values ({position}, 'order', 'Created')",
             self.name
         );
         self.execute(&insert).await;

@@ -11,7 +11,7 @@ use common::{Fixture, fixture_with, rollback_journal};
 use outbox_conformance::{
     DeadLetter, InboxHarness, InboxTransaction, StoreHarness, WriterTransaction,
 };
-use outbox_core::{Arrival, EventId, NewEvent, Purged, Store, StoreError, async_trait};
+use outbox_core::{Arrival, EventId, NewEvent, Position, Purged, Store, StoreError, async_trait};
 use outbox_sqlite::{
     Administration as _, DeadLetterFilter, Page, SqliteAdministration, SqliteConfig, SqliteInbox,
     SqliteOutbox, SqliteStore,
@@ -121,6 +121,13 @@ impl StoreHarness for Harness {
                  values ('order', cast(x'ff' as text), 'Changed', '{}')",
             )
             .await;
+        Some(())
+    }
+
+    async fn insert_at(&self, position: Position) -> Option<()> {
+        let insert =
+            "insert into outbox (position, aggregatetype, type) values (?1, 'order', 'Created')";
+        sqlx::query(insert).bind(position).execute(&self.fixture.pool).await.unwrap();
         Some(())
     }
 

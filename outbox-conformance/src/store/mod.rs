@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use outbox_core::{EventId, NewEvent, Store, StoreError, async_trait};
+use outbox_core::{EventId, NewEvent, Position, Store, StoreError, async_trait};
 
 mod faults;
 mod fidelity;
@@ -63,6 +63,12 @@ pub trait StoreHarness: Send + Sync {
     /// Commits a row that the store cannot read whole (text that is no UTF-8, a NULL where none belongs), as a program
     /// without our checks may write it. `None`: the table cannot hold such a row.
     async fn insert_bad_row(&self) -> Option<()> {
+        None
+    }
+
+    /// Commits an event at this position, as a program may that draws none. `None`: the table takes none.
+    async fn insert_at(&self, position: Position) -> Option<()> {
+        let _ = position;
         None
     }
 

@@ -51,9 +51,9 @@ impl Owner {
 
     /// A claim of everything from these lanes.
     pub(super) fn everything(&self) -> ClaimRequest {
-        let cursors =
-            self.lanes.iter().map(|(lane, _)| LaneCursor::new(*lane, 0, Position::MAX, 10_000));
-        ClaimRequest::new(self.worker.pipeline.clone(), cursors.collect(), 10_000, 64 << 20)
+        let cursor = |lane: LaneId| LaneCursor::new(lane, Position::MIN, Position::MAX, 10_000);
+        let cursors = self.lanes.iter().map(|(lane, _)| cursor(*lane)).collect();
+        ClaimRequest::new(self.worker.pipeline.clone(), cursors, 10_000, 64 << 20)
     }
 
     pub(super) async fn claim(&self, request: &ClaimRequest) -> Claimed {

@@ -1,10 +1,12 @@
 //! What a claim sees: committed events, and only those.
 
-use outbox_core::Watermark;
+use std::time::Duration;
+
+use outbox_core::{Event, Position, Watermark};
 
 use super::StoreHarness;
 use super::owner::{Owner, commit, event, ids_of, spread};
-use crate::support::falls_away;
+use crate::support::{eventually, falls_away};
 
 /// An event that commits after one with a higher position is seen. H001, B001
 pub async fn a_late_commit_is_seen(harness: &dyn StoreHarness) {
@@ -23,6 +25,32 @@ pub async fn a_late_commit_is_seen(harness: &dyn StoreHarness) {
     let seen = owner.ids().await;
     assert_eq!(seen.len(), 2, "both are seen");
     assert!(seen.contains(late_event.id()) && seen.contains(early_event.id()));
+}
+
+/// An event comes from wherever it stands, also where no table draws a position: at 0 and below, and at the highest of all.
+pub async fn a_position_given_by_hand_is_read_like_any_other(harness: &dyn StoreHarness) {
+    let rule = "a_position_given_by_hand_is_read_like_any_other";
+    let owner = Owner::new(harness).await;
+    let given = [Position::MIN + 1, -5, 0, Position::MAX];
+    for position in given {
+        if harness.insert_at(position).await.is_none() {
+            return falls_away(rule, "the table takes no position");
+        }
+    }
+    let events = owner.events().await;
+    assert_eq!(events.iter().map(Event::position).collect::<Vec<_>>(), given);
+    owner.retry(&events[0], Some(Duration::ZERO)).await;
+    owner.retry(&events[1], None).await;
+    match harness.requeue(events[1].id()).await {
+        None => owner.retry(&events[1], Some(Duration::ZERO)).await,
+        found => assert_eq!(found, Some(true), "an operator finds it"),
+    }
+    let all_again = || async { (owner.events().await.len() == given.len()).then_some(()) };
+    eventually("what waited is due again", all_again).await;
+    for event in events {
+        owner.deliver(&event).await;
+    }
+    assert_eq!(owner.ids().await, []);
 }
 
 /// An event of a transaction that was rolled back, or dropped, is never seen. H011

@@ -16,6 +16,7 @@ use crate::memory::Memory;
 
 bites! { store,
     a_cursor_at_the_highest_position_seen: a_late_commit_is_seen on broken(How::ForgetsLateCommits);
+    positions_from_one_on: a_position_given_by_hand_is_read_like_any_other on broken(How::ReadsFromOne);
     a_claim_that_hides_what_it_gave: a_claim_is_a_read on broken(How::HidesWhatItGave);
     a_retry_that_holds_nobody: a_retry_holds_its_aggregate_and_no_other on broken(How::HoldsNobody);
     a_retry_that_holds_nobody_behind: only_what_is_behind_a_waiting_event_is_held on broken(How::HoldsNobody);
@@ -83,6 +84,7 @@ bites! { store,
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     ForgetsLateCommits,
+    ReadsFromOne,
     HidesWhatItGave,
     HoldsNobody,
     HoldsTheLane,
@@ -175,6 +177,7 @@ impl Broken {
         for cursor in &mut request.lanes {
             match self.how {
                 How::ForgetsLateCommits => cursor.from = cursor.from.max(notes.highest),
+                How::ReadsFromOne => cursor.from = cursor.from.max(0),
                 How::IgnoresRead => cursor.read = Position::MAX,
                 How::IgnoresDue => cursor.read = 0,
                 How::IgnoresTake => cursor.take = u32::MAX,

@@ -8,7 +8,8 @@ use outbox_conformance::{
 };
 use outbox_core::memory::{MemoryStore, MemoryTransaction, Savepoint};
 use outbox_core::{
-    Arrival, EventId, EventRow, Inbox, NewEvent, Purged, Store, StoreError, Writer, async_trait,
+    Arrival, EventId, EventRow, Inbox, NewEvent, Position, Purged, Store, StoreError, Writer,
+    async_trait,
 };
 
 /// A table in memory, seen through `store`: itself, or a broken wrapper around it.
@@ -66,6 +67,14 @@ impl StoreHarness for Memory {
         row.aggregate_id = Some("bad");
         row.fault = Some("type is no UTF-8");
         self.table.insert_raw(&row);
+        Some(())
+    }
+
+    async fn insert_at(&self, position: Position) -> Option<()> {
+        let mut row = EventRow::new(0, 0, EventId::generate());
+        row.aggregate_type = "order";
+        row.event_type = "Created";
+        self.table.insert_raw_at(position, &row);
         Some(())
     }
 

@@ -131,6 +131,16 @@ impl MemoryStore {
         position
     }
 
+    /// The same, at this position, as a program may write it that draws none.
+    pub fn insert_raw_at(&self, position: Position, row: &EventRow<'_>) {
+        let mut table = self.0.table();
+        let due_at = row.waiting.then(|| table.now());
+        let row = table.row_at(position, row, due_at);
+        table.insert(row);
+        drop(table);
+        self.0.committed();
+    }
+
     /// The table's clock.
     #[must_use]
     pub fn now(&self) -> SystemTime {

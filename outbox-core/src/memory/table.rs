@@ -109,10 +109,20 @@ impl Table {
     /// Completes an insert: the next position, the lane of its aggregate, the time.
     pub(super) fn row(&mut self, insert: &EventRow<'_>, due_at: Option<i64>) -> Row {
         self.drawn += 1;
+        self.row_at(self.drawn, insert, due_at)
+    }
+
+    /// The same at a position that was not drawn.
+    pub(super) fn row_at(
+        &self,
+        position: Position,
+        insert: &EventRow<'_>,
+        due_at: Option<i64>,
+    ) -> Row {
         let hashed = insert.aggregate_id.map_or_else(|| insert.id.to_string(), str::to_owned);
         let lane = LaneId::try_from(stable_hash(&hashed) % u64::from(self.lanes));
         let row = EventRow {
-            position: self.drawn,
+            position,
             lane: lane.expect("a lane is below the lane count"),
             created_at_micros: self.now(),
             ..insert.clone()

@@ -515,7 +515,10 @@ impl Pipeline {
 impl Asked {
     /// How many positions the claim goes through at most in one lane.
     fn span(&self) -> Position {
-        let spans = self.lanes.iter().map(|(cursor, _)| cursor.to.min(self.top) - cursor.from);
-        spans.max().unwrap_or(0).max(0)
+        let spans = self.lanes.iter();
+        spans
+            .map(|(cursor, _)| Reach::span(cursor.from, cursor.to.min(self.top)))
+            .max()
+            .unwrap_or(0)
     }
 }

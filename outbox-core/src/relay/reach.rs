@@ -21,9 +21,16 @@ const STEP: Position = 4;
 
 impl Reach {
     /// Up to where a statement reads that starts at `start`, in a table that goes to `top`. [`Position::MAX`] is unbounded.
+    ///
+    /// What lies below 1 was given by hand: it is little, and comes along with what lies above.
     pub(crate) fn bound(self, start: Position, top: Position) -> Position {
-        let to = self.width.map_or(Position::MAX, |width| start.saturating_add(width));
+        let to = self.width.map_or(Position::MAX, |width| start.max(0).saturating_add(width));
         if to >= top { Position::MAX } else { to }
+    }
+
+    /// How many positions a statement goes through that reads from above `from` up to `to`.
+    pub(crate) fn span(from: Position, to: Position) -> Position {
+        (to.max(0) - from.max(0)).max(0)
     }
 
     /// A statement over `span` positions got no answer.

@@ -9,6 +9,9 @@ use std::collections::BTreeMap;
 use crate::store::LaneRead;
 use crate::{Epoch, LaneId, OwnedLane, Position};
 
+/// Below every event: reading begins here, and so does a sweep. A table draws its positions from 1; a hand may give any.
+pub(crate) const BEGINNING: Position = Position::MIN;
+
 /// A lane that this worker owns.
 #[derive(Debug)]
 pub(crate) struct Lane {
@@ -33,8 +36,8 @@ impl Lane {
         Self {
             epoch: owned.epoch,
             taking,
-            read: 0,
-            covered: 0,
+            read: BEGINNING,
+            covered: BEGINNING,
             hungry: true,
             crashes: owned.crashes,
             inherited: None,
@@ -76,20 +79,21 @@ impl Lane {
 
     /// A wait has ended: what it held back lies right behind this position.
     pub(crate) fn rewind(&mut self, position: Position) {
-        self.read = self.read.min(position - 1);
+        self.read = self.read.min(position.saturating_sub(1));
         self.hungry = true;
     }
 
     /// An assumption was wrong: rows have appeared above this position that nobody expected there.
     pub(crate) fn distrust(&mut self, position: Position) {
-        self.rewind(position + 1);
+        self.read = self.read.min(position);
+        self.hungry = true;
         self.covered = self.covered.min(position);
     }
 
     /// Nothing is known about reading any more.
     pub(crate) fn restart(&mut self) {
-        self.read = 0;
-        self.covered = 0;
+        self.read = BEGINNING;
+        self.covered = BEGINNING;
         self.hungry = true;
     }
 }

@@ -11,6 +11,7 @@ use super::claims::{Asked, Reading};
 use super::config::Timing;
 use super::pipeline::{Pipeline, Reply};
 use super::reach::Reach;
+use super::reading::BEGINNING;
 use crate::store::LaneRead;
 use crate::{ClaimRequest, Claimed, LaneCursor, Position, StoreError};
 
@@ -18,7 +19,7 @@ use crate::{ClaimRequest, Claimed, LaneCursor, Position, StoreError};
 #[derive(Debug)]
 pub(super) struct Sweeper {
     next: Duration,
-    /// Where the next part begins: 0 is a new sweep.
+    /// Where the next part begins: at the [beginning](BEGINNING) a new sweep.
     at: Position,
     reach: Reach,
     /// Whether the last statement of the reader was a part of a sweep: then it is the turn of a claim.
@@ -41,12 +42,12 @@ const PAUSES: u32 = 50;
 impl Sweeper {
     pub(super) fn new(now: Duration, timing: &Timing) -> Self {
         let next = now + timing.sweep;
-        Self { next, at: 0, reach: Reach::default(), was_last: false }
+        Self { next, at: BEGINNING, reach: Reach::default(), was_last: false }
     }
 
     /// Positions mean something else now.
     pub(super) fn restart(&mut self) {
-        self.at = 0;
+        self.at = BEGINNING;
     }
 
     fn is_due(&self, now: Duration) -> bool {
@@ -66,7 +67,7 @@ impl Pipeline {
         let at = self.reader.sweeper.at;
         let behind = self.lanes.iter().filter(|(_, lane)| !lane.leaving && lane.from() > at);
         let Some(top) = behind.clone().map(|(_, lane)| lane.from()).max() else {
-            self.reader.sweeper.at = 0;
+            self.reader.sweeper.restart();
             self.reader.sweeper.next = now + self.parts.timing.sweep;
             return false;
         };
@@ -75,7 +76,7 @@ impl Pipeline {
         let lanes: Vec<(LaneCursor, u64)> = behind
             .map(|(id, lane)| {
                 // Due rows are the claims' business.
-                let mut cursor = LaneCursor::new(*id, at, 0, take);
+                let mut cursor = LaneCursor::new(*id, at, BEGINNING, take);
                 cursor.to = lane.from().min(end);
                 (cursor, lane.taking)
             })
@@ -87,7 +88,7 @@ impl Pipeline {
         let request =
             ClaimRequest::new(self.worker.pipeline.clone(), cursors, limit, bytes).excluding(known);
         let asked = self.asked(lanes, now);
-        let part = Part { asked, at, end, span: top.min(end) - at };
+        let part = Part { asked, at, end, span: Reach::span(at, top.min(end)) };
         self.reader.out = Reading::Sweep(part);
         let store = self.parts.store.clone();
         self.statement(async move { store.claim(&request).await }, Reply::Claimed);
@@ -134,7 +135,7 @@ impl Pipeline {
             .unwrap_or(part.end);
         if self.lanes.values().all(|lane| lane.from() <= self.reader.sweeper.at) {
             let idle = !found && self.known.unsettled() == 0;
-            self.reader.sweeper.at = 0;
+            self.reader.sweeper.restart();
             self.reader.sweeper.next = now + (every * if idle { 6 } else { 1 }).max(pause);
         }
     }
@@ -155,7 +156,8 @@ impl Pipeline {
                 }
                 found = true;
                 // An earlier one of its aggregate may have appeared in a part that was over.
-                let back = if part.at == 0 { position - 1 } else { 0 };
+                let back =
+                    if part.at == BEGINNING { position.saturating_sub(1) } else { BEGINNING };
                 lane.distrust(back);
                 self.telemetry.late_rows.increment(1);
                 let pipeline = self.worker.pipeline.name();

@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::reading::BEGINNING;
 use crate::{Position, Probe, Snapshot, Watermark as Mode};
 
 /// How long a writer may stay open before it is set aside.
@@ -51,7 +52,7 @@ impl Watermark {
         Self {
             mode,
             top: 0,
-            safe: 0,
+            safe: BEGINNING,
             candidate: None,
             since: BTreeMap::new(),
             aside: BTreeMap::new(),
@@ -159,9 +160,9 @@ mod tests {
     fn a_position_closes_when_every_writer_of_its_time_has_ended() {
         let mut watermark = Watermark::new(Mode::Writers);
         watermark.observe(&probe(7, &[("a", None), ("b", None)]), NOW, true);
-        assert_eq!(watermark.safe(), 0);
+        assert_eq!(watermark.safe(), BEGINNING);
         watermark.observe(&probe(9, &[("b", None), ("c", None)]), NOW, true);
-        assert_eq!(watermark.safe(), 0);
+        assert_eq!(watermark.safe(), BEGINNING);
         watermark.observe(&probe(9, &[("c", None)]), NOW, true);
         assert_eq!(watermark.safe(), 7, "somebody is always open: names count, not emptiness");
         watermark.observe(&probe(9, &[]), NOW, true);

@@ -6,6 +6,7 @@
 mod careful;
 mod leases;
 mod outages;
+mod positions;
 mod reading;
 mod refused;
 mod script;

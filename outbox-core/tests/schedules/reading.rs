@@ -1,7 +1,7 @@
 //! Schedules of claims, commits, settles and sweeps.
 
 use outbox_core::memory::FaultRule;
-use outbox_core::{Delivered, EventRow, Settlements, Store as _, Worker};
+use outbox_core::{Delivered, EventRow, Position, Settlements, Store as _, Worker};
 
 use super::*;
 use crate::script::At;
@@ -306,7 +306,7 @@ async fn another_server_voids_what_was_read() {
         .await;
     let claims = stage.script.claims();
     let first = claims.iter().position(|claim| claim.lanes[0].from > 0).unwrap();
-    assert!(claims[first..].iter().any(|claim| claim.lanes[0].from == 0));
+    assert!(claims[first..].iter().any(|claim| claim.lanes[0].from == Position::MIN));
 }
 
 #[tokio::test(start_paused = true)]
@@ -421,7 +421,7 @@ async fn a_sweep_that_fails_stops_no_claim_and_does_not_come_again_at_once() {
 }
 
 fn is_from_the_beginning(claim: &ClaimRequest) -> bool {
-    claim.lanes.iter().all(|cursor| cursor.from == 0)
+    claim.lanes.iter().all(|cursor| cursor.from == Position::MIN)
 }
 
 /// Rows that a claim goes through and cannot give: here those of another pipeline, whose broker is down.
@@ -464,8 +464,9 @@ async fn a_sweep_goes_through_a_large_table_in_parts() {
     stage.relay().with_pipeline(orders()).run(mine).await.unwrap();
     assert_eq!(stage.arrived(), ["other", "1", "2"]);
     let claims = stage.script.claims();
-    let is_later_part =
-        |claim: &ClaimRequest| claim.lanes.iter().all(|cursor| cursor.read == 0 && cursor.from > 0);
+    let is_later_part = |claim: &ClaimRequest| {
+        claim.lanes.iter().all(|cursor| cursor.read == Position::MIN && cursor.from > 0)
+    };
     assert!(claims.iter().filter(|claim| is_later_part(claim)).count() > 2, "it came in parts");
     let in_a_row = claims.windows(2).any(|two| two.iter().all(is_later_part));
     assert!(!in_a_row, "between two parts a claim has its turn");

@@ -48,7 +48,7 @@ pub(crate) fn create(config: &MySqlConfig) -> Vec<String> {
     };
     let count = config.lanes;
     let event = format!(
-        "position bigint unsigned not null,
+        "position bigint not null,
   id varchar(255) {TEXT} not null,
   aggregatetype varchar(255) {TEXT} not null,
   aggregateid varchar(255) {TEXT},
@@ -62,7 +62,7 @@ pub(crate) fn create(config: &MySqlConfig) -> Vec<String> {
     let mut statements = vec![
         format!(
             "create table if not exists {live} (
-  position bigint unsigned not null auto_increment primary key,
+  position bigint not null auto_increment primary key,
   id varchar(255) {TEXT} not null default (uuid()),
   aggregatetype varchar(255) {TEXT} not null,
   aggregateid varchar(255) {TEXT},

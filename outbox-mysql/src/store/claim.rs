@@ -338,7 +338,7 @@ impl Found {
             return;
         }
         if !event.waiting {
-            let last = self.last.entry(event.lane).or_default();
+            let last = self.last.entry(event.lane).or_insert(event.position);
             *last = event.position.max(*last);
         }
         event.push(&mut self.rows);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use outbox_conformance::{
     DeadLetter, InboxHarness, InboxTransaction, PayloadKind, StoreHarness, WriterTransaction,
 };
-use outbox_core::{Arrival, EventId, NewEvent, Purged, Store, StoreError, async_trait};
+use outbox_core::{Arrival, EventId, NewEvent, Position, Purged, Store, StoreError, async_trait};
 use outbox_mysql::{
     Administration as _, DeadLetterFilter, MySqlAdministration, MySqlConfig, MySqlInbox,
     MySqlOutbox, MySqlStore, Page, PayloadType, Schema,
@@ -186,6 +186,15 @@ impl StoreHarness for Harness {
              insert into outbox (aggregatetype, aggregateid, type, created_at)
              values ('order', 'bad', 'Changed', '0000-00-00 00:00:00')",
         )
+        .await;
+        Some(())
+    }
+
+    async fn insert_at(&self, position: Position) -> Option<()> {
+        self.execute(&format!(
+            "set sql_mode = 'NO_AUTO_VALUE_ON_ZERO';
+             insert into outbox (position, aggregatetype, type) values ({position}, 'order', 'Created')"
+        ))
         .await;
         Some(())
     }

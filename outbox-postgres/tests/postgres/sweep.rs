@@ -82,11 +82,11 @@ impl Store for Impatient {
             .map(|cursor| cursor.to.min(Position::from(DEAD)))
             .max()
             .unwrap_or(0);
-        if to - from > PATIENCE {
+        if to - from.max(0) > PATIENCE {
             return Err(StoreError::unavailable("canceling statement due to statement timeout"));
         }
         // A sweep asks for no due rows.
-        if request.lanes.iter().all(|cursor| cursor.read == 0)
+        if request.lanes.iter().all(|cursor| cursor.read == Position::MIN)
             && request.lanes[0].to < Position::MAX
         {
             self.answered.lock().unwrap().push((from, to));
