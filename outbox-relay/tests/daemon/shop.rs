@@ -70,18 +70,23 @@ pub(crate) struct Database<'a> {
 }
 
 impl Database<'_> {
-    /// Writes an event about this aggregate, with a payload that counts from 0.
+    /// Writes, in one transaction, an event about this aggregate for each number, with the number as its payload.
     pub(crate) fn write(&self, aggregate: &str, numbers: std::ops::Range<u32>) {
-        for number in numbers {
-            self.write_payload(aggregate, &number.to_string());
-        }
+        self.write_payloads(aggregate, numbers.map(|number| number.to_string()));
     }
 
     pub(crate) fn write_payload(&self, aggregate: &str, payload: &str) {
-        let event = NewEvent::builder("order", aggregate, "Counted").payload(payload.to_owned());
+        self.write_payloads(aggregate, [payload.to_owned()]);
+    }
+
+    fn write_payloads(&self, aggregate: &str, payloads: impl IntoIterator<Item = String>) {
+        let event =
+            |payload| NewEvent::builder("order", aggregate, "Counted").payload(payload).build();
+        let events: Vec<NewEvent> =
+            payloads.into_iter().map(|payload| event(payload).unwrap()).collect();
         self.runtime.block_on(async {
             let mut transaction = self.outbox.begin(&self.pool).await.unwrap();
-            self.outbox.append(&mut transaction, &[event.build().unwrap()]).await.unwrap();
+            self.outbox.append(&mut transaction, &events).await.unwrap();
             self.outbox.commit(transaction).await.unwrap();
         });
     }
