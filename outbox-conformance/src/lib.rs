@@ -26,6 +26,7 @@
 //! ```
 //!
 //! - [`store_conformance!`] takes a [`StoreHarness`],
+//! - [`administration_conformance!`] an [`AdministrationHarness`],
 //! - [`inbox_conformance!`] an [`InboxHarness`],
 //! - [`publisher_conformance!`] a [`PublisherHarness`].
 //!
@@ -43,7 +44,7 @@ mod support;
 
 pub use inbox::{InboxHarness, InboxTransaction};
 pub use publisher::{Faults, PublisherHarness, Received};
-pub use store::{DeadLetter, PayloadKind, StoreHarness, WriterTransaction};
+pub use store::{AdministrationHarness, DeadLetter, PayloadKind, StoreHarness, WriterTransaction};
 #[doc(hidden)]
 pub use support::run;
 
@@ -142,6 +143,39 @@ macro_rules! store_conformance {
             cancelled_calls_lose_nothing,
             the_store_works_after_an_error,
             the_store_works_after_its_connections_broke,
+        }
+    };
+}
+
+/// Every rule of the contract of [`Administration`](outbox_core::Administration) as a test.
+///
+/// Takes the name of an async function that returns an [`AdministrationHarness`] on a fresh, empty table. Two invocations need
+/// a module each.
+#[macro_export]
+macro_rules! administration_conformance {
+    ($harness:expr) => {
+        $crate::conformance_tests! {
+            $harness, store,
+            a_second_migration_changes_nothing,
+            a_dead_letter_tells_what_it_was,
+            a_filter_means_what_meets_every_condition,
+            pages_show_each_dead_letter_once,
+            a_requeued_dead_letter_keeps_its_id_and_holds_its_aggregate,
+            dead_letters_of_an_aggregate_are_requeued_in_order,
+            requeue_all_takes_the_first_page_of_what_is_meant,
+            a_discarded_dead_letter_is_gone_and_no_other,
+            discard_all_takes_a_page_of_what_is_meant,
+            an_entry_is_never_used_again,
+            what_is_not_there_is_an_answer,
+            blocked_heads_are_those_that_wait_for_an_operator,
+            an_unblocked_head_comes_before_its_aggregate,
+            the_hold_of_a_discarded_head_passes_on,
+            a_pending_event_is_found_as_pending,
+            a_scheduled_event_is_found_as_scheduled,
+            an_event_that_failed_is_found_as_retrying,
+            a_blocked_head_is_found_as_blocked,
+            an_event_that_was_given_up_is_found_as_dead,
+            a_delivered_event_is_found_in_the_archive,
         }
     };
 }

@@ -17,6 +17,7 @@ mod full {
     }
 
     outbox_conformance::store_conformance!(harness);
+    outbox_conformance::administration_conformance!(harness);
 }
 
 mod one_lane_with_leases {
@@ -52,6 +53,7 @@ mod commit_order {
     }
 
     outbox_conformance::store_conformance!(harness);
+    outbox_conformance::administration_conformance!(harness);
 }
 
 mod inbox {

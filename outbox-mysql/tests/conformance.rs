@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Harness, MARIADB, MYSQL, hostile_mariadb, hostile_mysql, shared};
-use outbox_mysql::PayloadType;
+use outbox_mysql::{Keep, PayloadType};
 
 macro_rules! conformance {
     ($module:ident, $server:expr, $payload:expr) => {
@@ -27,6 +27,25 @@ conformance!(mariadb_longtext, shared(MARIADB), PayloadType::LongText);
 conformance!(mariadb_longblob, shared(MARIADB), PayloadType::LongBlob);
 conformance!(hostile_mysql_longtext, hostile_mysql(), PayloadType::LongText);
 conformance!(hostile_mariadb_longblob, hostile_mariadb(), PayloadType::LongBlob);
+
+macro_rules! administration_conformance {
+    ($module:ident, $server:expr) => {
+        mod $module {
+            use super::*;
+
+            async fn harness() -> Harness {
+                Harness::keeping(&$server, PayloadType::LongText, Keep::Archive).await
+            }
+
+            outbox_conformance::administration_conformance!(harness);
+        }
+    };
+}
+
+administration_conformance!(mysql_administration, shared(MYSQL));
+administration_conformance!(mariadb_administration, shared(MARIADB));
+administration_conformance!(hostile_mysql_administration, hostile_mysql());
+administration_conformance!(hostile_mariadb_administration, hostile_mariadb());
 
 macro_rules! inbox_conformance {
     ($module:ident, $server:expr) => {

@@ -588,7 +588,8 @@ fn find(Names { live, dead, archive, .. }: &Names) -> String {
     let event = "id, position, aggregatetype, aggregateid, type, attempts, created_at";
     format!(
         "select {event}, 'live' as place, coalesce({BLOCKED}, false) as never,
-                least(due_at, timestamptz '9999-12-31 23:59:59.999999+00') as at, last_error as reason,
+                case due_at when 'infinity' then timestamptz '9999-12-31 23:59:59.999999+00' else due_at end as at,
+                last_error as reason,
                 null::int8 as entry, null::text as destination
            from {live} where id = $1
          union all

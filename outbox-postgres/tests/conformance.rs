@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use outbox_conformance::{
-    DeadLetter, InboxHarness, InboxTransaction, PayloadKind, StoreHarness, WriterTransaction,
+    AdministrationHarness, DeadLetter, InboxHarness, InboxTransaction, PayloadKind, StoreHarness,
+    WriterTransaction,
 };
 use outbox_core::{Arrival, EventId, NewEvent, Position, Purged, Store, StoreError, async_trait};
 use outbox_postgres::{
-    Administration as _, DeadLetterFilter, Page, PayloadType, PostgresAdministration,
+    Administration, DeadLetterFilter, Keep, Page, PayloadType, PostgresAdministration,
     PostgresConfig, PostgresInbox, PostgresOutbox, PostgresStore, Schema,
 };
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -41,6 +42,23 @@ conformance!(postgres_18_jsonb, "OUTBOX_TEST_POSTGRES_NEW_URL", false, PayloadTy
 conformance!(pgbouncer_json, "OUTBOX_TEST_PGBOUNCER_URL", true, PayloadType::Json);
 conformance!(pgbouncer_bytea, "OUTBOX_TEST_PGBOUNCER_URL", true, PayloadType::Bytea);
 
+macro_rules! administration_conformance {
+    ($module:ident, $server:literal) => {
+        mod $module {
+            use super::*;
+
+            async fn harness() -> Harness {
+                Harness::keeping($server, false, PayloadType::Json, Keep::Archive).await
+            }
+
+            outbox_conformance::administration_conformance!(harness);
+        }
+    };
+}
+
+administration_conformance!(postgres_15_administration, "OUTBOX_TEST_POSTGRES_URL");
+administration_conformance!(postgres_18_administration, "OUTBOX_TEST_POSTGRES_NEW_URL");
+
 mod inbox {
     use super::*;
 
@@ -57,7 +75,7 @@ struct Harness {
     config: PostgresConfig,
     payload: PayloadType,
     store: Arc<PostgresStore>,
-    admin: PostgresAdministration,
+    admin: Arc<PostgresAdministration>,
     /// The application's own connections.
     pool: PgPool,
     /// The schema, and the application name of the store under test.
@@ -66,6 +84,10 @@ struct Harness {
 
 impl Harness {
     async fn new(server: &str, pooled: bool, payload: PayloadType) -> Self {
+        Self::keeping(server, pooled, payload, Keep::Delete).await
+    }
+
+    async fn keeping(server: &str, pooled: bool, payload: PayloadType, keep: Keep) -> Self {
         let url = if pooled { new_database(server).await } else { database(server).await };
         let name = format!("kit_{}", Uuid::new_v4().simple());
         let options = PgConnectOptions::from_str(&url).unwrap();
@@ -76,13 +98,14 @@ impl Harness {
         let config = PostgresConfig::new(options.application_name(&name))
             .with_schema(&name)
             .with_payload(payload)
+            .with_keep(keep)
             .with_sequence(true)
             .with_pooled(pooled)
             .with_pool_size(3);
         Schema::new(&config).unwrap().migrate().await.unwrap();
         Self {
             store: Arc::new(PostgresStore::new(&config).unwrap()),
-            admin: PostgresAdministration::new(&config).unwrap(),
+            admin: Arc::new(PostgresAdministration::new(&config).unwrap()),
             config,
             payload,
             pool,
@@ -222,6 +245,16 @@ impl StoreHarness for Harness {
             PayloadType::Jsonb => PayloadKind::JsonValue,
             _ => PayloadKind::Bytes,
         }
+    }
+}
+
+impl AdministrationHarness for Harness {
+    fn administration(&self) -> Arc<dyn Administration> {
+        self.admin.clone()
+    }
+
+    fn archives(&self) -> bool {
+        self.config.keep == Keep::Archive
     }
 }
 

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use common::{Fixture, fixture_with, rollback_journal};
 use outbox_conformance::{
-    DeadLetter, InboxHarness, InboxTransaction, StoreHarness, WriterTransaction,
+    AdministrationHarness, DeadLetter, InboxHarness, InboxTransaction, StoreHarness,
+    WriterTransaction,
 };
 use outbox_core::{Arrival, EventId, NewEvent, Position, Purged, Store, StoreError, async_trait};
 use outbox_sqlite::{
-    Administration as _, DeadLetterFilter, Page, SqliteAdministration, SqliteConfig, SqliteInbox,
+    Administration, DeadLetterFilter, Keep, Page, SqliteAdministration, SqliteConfig, SqliteInbox,
     SqliteOutbox, SqliteStore,
 };
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Sqlite, SqliteConnection, Transaction};
@@ -50,6 +51,16 @@ mod rollback {
     }
 }
 
+mod administration {
+    use super::*;
+
+    async fn harness() -> Harness {
+        Harness::new(fixture_with(|config| config.with_keep(Keep::Archive)).await)
+    }
+
+    outbox_conformance::administration_conformance!(harness);
+}
+
 /// With the tables of numbers. SQLite's lock has no queue, and the inbox's rules have sixteen tasks fight for it.
 fn patient(config: SqliteConfig) -> SqliteConfig {
     config.with_busy_timeout(Duration::from_secs(60)).with_sequence(true)
@@ -58,13 +69,13 @@ fn patient(config: SqliteConfig) -> SqliteConfig {
 struct Harness {
     fixture: Fixture,
     store: Arc<SqliteStore>,
-    admin: SqliteAdministration,
+    admin: Arc<SqliteAdministration>,
 }
 
 impl Harness {
     fn new(fixture: Fixture) -> Self {
         let store = Arc::new(SqliteStore::new(&fixture.config).unwrap());
-        let admin = SqliteAdministration::new(&fixture.config).unwrap();
+        let admin = Arc::new(SqliteAdministration::new(&fixture.config).unwrap());
         Self { fixture, store, admin }
     }
 
@@ -155,6 +166,16 @@ async fn has_no_reader(connection: &mut SqliteConnection) -> bool {
     let checkpoint = sqlx::query_as("pragma wal_checkpoint(truncate)");
     let checkpoint: Result<(i64, i64, i64), _> = checkpoint.fetch_one(connection).await;
     checkpoint.is_ok_and(|(busy, _, _)| busy == 0)
+}
+
+impl AdministrationHarness for Harness {
+    fn administration(&self) -> Arc<dyn Administration> {
+        self.admin.clone()
+    }
+
+    fn archives(&self) -> bool {
+        self.fixture.config.keep == Keep::Archive
+    }
 }
 
 #[async_trait]

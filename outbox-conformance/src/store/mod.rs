@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use outbox_core::{EventId, NewEvent, Position, Store, StoreError, async_trait};
 
+mod administration;
 mod faults;
 mod fidelity;
+mod find;
 mod hold;
 mod lease;
 mod limits;
@@ -16,8 +18,10 @@ mod settle;
 mod visibility;
 mod watermark;
 
+pub use administration::*;
 pub use faults::*;
 pub use fidelity::*;
+pub use find::*;
 pub use hold::*;
 pub use lease::*;
 pub use limits::*;

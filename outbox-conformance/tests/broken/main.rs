@@ -5,6 +5,7 @@
 #[path = "../memory/mod.rs"]
 mod memory;
 
+mod administration;
 mod inbox;
 mod publisher;
 mod sequence;

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use outbox_conformance::{
-    DeadLetter, InboxHarness, InboxTransaction, StoreHarness, WriterTransaction,
+    AdministrationHarness, DeadLetter, InboxHarness, InboxTransaction, StoreHarness,
+    WriterTransaction,
 };
 use outbox_core::memory::{MemoryStore, MemoryTransaction, Savepoint};
 use outbox_core::{
-    Arrival, EventId, EventRow, Inbox, NewEvent, Position, Purged, Store, StoreError, Writer,
-    async_trait,
+    Administration, Arrival, EventId, EventRow, Inbox, NewEvent, Position, Purged, Store,
+    StoreError, Writer, async_trait,
 };
 
 /// A table in memory, seen through `store`: itself, or a broken wrapper around it.
@@ -84,6 +85,12 @@ impl StoreHarness for Memory {
 
     async fn open_transactions(&self) -> Option<u64> {
         Some(0)
+    }
+}
+
+impl AdministrationHarness for Memory {
+    fn administration(&self) -> Arc<dyn Administration> {
+        Arc::new(self.table.clone())
     }
 }
 

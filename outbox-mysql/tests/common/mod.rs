@@ -6,11 +6,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use outbox_conformance::{
-    DeadLetter, InboxHarness, InboxTransaction, PayloadKind, StoreHarness, WriterTransaction,
+    AdministrationHarness, DeadLetter, InboxHarness, InboxTransaction, PayloadKind, StoreHarness,
+    WriterTransaction,
 };
 use outbox_core::{Arrival, EventId, NewEvent, Position, Purged, Store, StoreError, async_trait};
 use outbox_mysql::{
-    Administration as _, DeadLetterFilter, MySqlAdministration, MySqlConfig, MySqlInbox,
+    Administration, DeadLetterFilter, Keep, MySqlAdministration, MySqlConfig, MySqlInbox,
     MySqlOutbox, MySqlStore, Page, PayloadType, Schema,
 };
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
@@ -65,7 +66,7 @@ pub(crate) struct Harness {
     pub(crate) config: MySqlConfig,
     pub(crate) payload: PayloadType,
     pub(crate) store: Arc<MySqlStore>,
-    pub(crate) admin: MySqlAdministration,
+    pub(crate) admin: Arc<MySqlAdministration>,
     /// The application's own connections, with the server's settings.
     pub(crate) pool: MySqlPool,
     /// The database.
@@ -80,6 +81,10 @@ pub(crate) struct Harness {
 
 impl Harness {
     pub(crate) async fn new(server: &str, payload: PayloadType) -> Self {
+        Self::keeping(server, payload, Keep::Delete).await
+    }
+
+    pub(crate) async fn keeping(server: &str, payload: PayloadType, keep: Keep) -> Self {
         let name = format!("kit_{}", Uuid::new_v4().simple());
         // User names have 32 characters at most.
         let user = name[..24].to_owned();
@@ -95,7 +100,11 @@ impl Harness {
         let (_, address) = base.rsplit_once('@').unwrap();
         let url = format!("mysql://{user}:kit@{address}/{name}");
         let admin_url = format!("{base}/{name}");
-        let config = MySqlConfig::from_url(&url).unwrap().with_payload(payload).with_pool_size(3);
+        let config = MySqlConfig::from_url(&url)
+            .unwrap()
+            .with_payload(payload)
+            .with_keep(keep)
+            .with_pool_size(3);
         // With the tables of numbers, which only some tests fill.
         let numbered = config.clone().with_sequence(true);
         Schema::new(&numbered).unwrap().migrate().await.unwrap();
@@ -110,7 +119,7 @@ impl Harness {
             .pipes_as_concat(false)
             .no_engine_substitution(false);
         let pool = MySqlPoolOptions::new().connect_lazy_with(application);
-        let admin = MySqlAdministration::new(&config).unwrap();
+        let admin = Arc::new(MySqlAdministration::new(&config).unwrap());
         Self { admin, store, config, payload, pool, name, user, url, admin_url }
     }
 
@@ -242,6 +251,16 @@ impl StoreHarness for Harness {
             PayloadType::LongBlob => PayloadKind::Bytes,
             _ => PayloadKind::Text,
         }
+    }
+}
+
+impl AdministrationHarness for Harness {
+    fn administration(&self) -> Arc<dyn Administration> {
+        self.admin.clone()
+    }
+
+    fn archives(&self) -> bool {
+        self.config.keep == Keep::Archive
     }
 }
 

@@ -7,7 +7,6 @@ mod common;
 mod archive;
 mod claim;
 mod connection;
-mod dead;
 mod dead_link;
 mod inbox;
 #[path = "../../../tests/support/outage.rs"]
