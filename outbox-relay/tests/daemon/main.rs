@@ -7,5 +7,6 @@ mod commands;
 mod http;
 mod program;
 mod reload;
+mod servers;
 mod shop;
 mod stop;

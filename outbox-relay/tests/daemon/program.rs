@@ -14,11 +14,18 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs a command to its end.
 pub(crate) fn command(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_outbox-relay"))
-        .args(arguments)
-        .env_remove("SECRET")
-        .output()
-        .unwrap()
+    program().args(arguments).output().unwrap()
+}
+
+/// The program, with what the AWS SDK reads from the environment.
+fn program() -> Command {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_outbox-relay"));
+    program.env_remove("SECRET").env("AWS_REGION", "us-east-1");
+    program.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "test");
+    if let Some(endpoint) = std::env::var_os("OUTBOX_TEST_SQS_ENDPOINT") {
+        program.env("AWS_ENDPOINT_URL", endpoint);
+    }
+    program
 }
 
 /// Looks again and again until there is something.
@@ -54,7 +61,7 @@ impl Program {
     }
 
     fn start(file: &Path, is_read: bool) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_outbox-relay"))
+        let mut child = program()
             .args(["run", "--config"])
             .arg(file)
             .stdout(Stdio::piped())
