@@ -1,6 +1,6 @@
 //! Dead letters beside the rules of the kit: what is different where positions repeat, and of operators at once.
 
-use outbox_core::{Dead, LaneCursor, Store as _};
+use outbox_core::{Dead, LaneCursor, Store as _, StoreErrorKind};
 use outbox_postgres::{
     Administration as _, DeadLetter, DeadLetterFilter, Page, PostgresAdministration,
 };
@@ -147,4 +147,40 @@ async fn a_blocked_head_is_unblocked_or_discarded_once() {
     assert!(!letters.discard_blocked(3).await.unwrap());
     let claimed = sorted(&outbox.store().claim(&everything(16)).await.unwrap());
     assert_eq!((claimed.len(), claimed[0].position(), claimed[0].attempts()), (1, 1, 1));
+}
+
+/// H086: what `docs/schema.md` grants to operators is enough, and the less for those who only look.
+#[tokio::test]
+async fn rights_of_operators_are_enough() {
+    let outbox = Outbox::new().await;
+    with_dead(&outbox, &["a", "b"]).await;
+    outbox.append(&[event("c", "1"), event("d", "1")]).await;
+    outbox.execute("update outbox set due_at = 'infinity', attempts = 2").await;
+    let role = format!("r{}", uuid::Uuid::new_v4().simple());
+    let url = outbox.url.replace("postgres:postgres", &format!("{role}:x"));
+    let config = outbox_postgres::PostgresConfig::from_url(&url).unwrap();
+    let limited = PostgresAdministration::new(&config).unwrap();
+    let grant = format!(
+        "create role {role} login password 'x';
+         grant select on all tables in schema public to {role}"
+    );
+    outbox.execute(&grant).await;
+    let letters = listed(&limited).await;
+    let heads = limited.blocked_heads(Page::default()).await.unwrap();
+    assert_eq!((letters.len(), heads.len()), (2, 2));
+    assert_eq!(limited.find(&heads[0].id).await.unwrap().len(), 1);
+    assert_eq!(limited.count_dead_letters(&DeadLetterFilter::default()).await.unwrap(), 2);
+    let refused = limited.requeue(letters[0].entry).await.unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::Misconfigured, "{refused}");
+
+    let grant = format!(
+        "grant insert, update, delete on outbox to {role};
+         grant delete on outbox_dead to {role};
+         grant usage on sequence outbox_position_seq to {role}"
+    );
+    outbox.execute(&grant).await;
+    assert!(limited.requeue(letters[0].entry).await.unwrap());
+    assert!(limited.discard(letters[1].entry).await.unwrap());
+    assert!(limited.unblock(heads[0].position).await.unwrap());
+    assert!(limited.discard_blocked(heads[1].position).await.unwrap());
 }
