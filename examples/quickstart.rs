@@ -67,7 +67,8 @@ async fn main() -> anyhow::Result<()> {
         "  {orders} orders were committed; of the one that was rolled back no event ever left."
     );
     println!(
-        "  {bookings} bookings were made, although {duplicates} event was delivered twice: the inbox knew its id."
+        "  {} messages came, and {bookings} bookings were made: the inbox knew the id of the {duplicates} that came twice.",
+        bookings + i64::from(duplicates)
     );
     println!("  {pending} events are still pending: what is delivered is deleted from the outbox.");
     Ok(())
@@ -166,7 +167,8 @@ async fn book_each_once(
                 tx.commit().await?;
             }
             Seen::Again(_) => {
-                println!("    … that one came a second time: not booked again");
+                let (order, what) = (delivery.order_id, delivery.event_type);
+                println!("    … {order}: {what} came a second time and is not booked again");
                 duplicates += 1;
             }
         }

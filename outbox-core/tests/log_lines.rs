@@ -56,7 +56,43 @@ async fn every_line_names_its_pipeline_and_every_event_its_type_trace_and_correl
     }
 }
 
-/// The fields of every line.
+/// However many aggregates wait for it, and however often they are tried.
+#[tokio::test(start_paused = true)]
+async fn a_destination_that_refuses_has_one_line_and_one_when_it_takes_messages_again() {
+    let lines = Lines::default();
+    let _guard =
+        tracing::subscriber::set_default(tracing_subscriber::registry().with(lines.clone()));
+    let (store, publisher) = (MemoryStore::new(), MemoryPublisher::new());
+    let mut transaction = store.begin();
+    for n in 0..20 {
+        let event = NewEvent::builder("order", n.to_string(), "made").build().unwrap();
+        store.append(&mut transaction, &[event]).await.unwrap();
+    }
+    transaction.commit();
+    let refused = Fault::Refuse(Failure::new(FailureClass::Refused, "no such topic"));
+    publisher.script(FaultRule::on_type("made", refused).times(60));
+    let done = store.wait_until_nothing_pending(Duration::from_secs(600));
+    Relay::new(Arc::new(store.clone()), Arc::new(publisher))
+        .with_virtual_time()
+        .run(done)
+        .await
+        .unwrap();
+    let lines = lines.0.lock().unwrap();
+    let of = |level: &str| -> Vec<_> {
+        lines
+            .iter()
+            .filter(|line| line["level"] == level && line.contains_key("destination"))
+            .collect()
+    };
+    let (told, over, each) = (of("WARN"), of("INFO"), of("DEBUG"));
+    assert_eq!((told.len(), over.len()), (1, 1), "{lines:?}");
+    assert_eq!(told[0]["destination"], "outbox.event.order");
+    assert_eq!(told[0]["reason"], "no such topic");
+    assert!(over[0]["message"].contains("takes messages"));
+    assert_eq!(each.len(), 60, "each event has its line for who looks closer");
+}
+
+/// The fields of every line, and its level.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<BTreeMap<&'static str, String>>>>);
 
@@ -73,6 +109,7 @@ impl<S: tracing::Subscriber> Layer<S> for Lines {
         if event.metadata().target().starts_with("outbox_core") {
             let mut fields = Fields(BTreeMap::new());
             event.record(&mut fields);
+            fields.0.insert("level", event.metadata().level().to_string());
             self.0.lock().unwrap().push(fields.0);
         }
     }

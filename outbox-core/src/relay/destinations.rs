@@ -19,6 +19,8 @@ struct Refusals {
     in_a_row: u32,
     /// Until when its back-off lasts: what began before says nothing new.
     until: Duration,
+    /// Whether somebody has been told.
+    told: bool,
 }
 
 /// Types and destinations are few; whoever makes them up per event gets no cache.
@@ -63,11 +65,15 @@ impl Destinations {
         refusals.in_a_row
     }
 
-    /// The destination takes messages.
-    pub(super) fn accepted(&mut self, destination: &Arc<str>) {
-        if !self.refusing.is_empty() {
-            self.refusing.remove(destination);
-        }
+    /// Whether the destination refuses and nobody has asked this before.
+    pub(super) fn is_news(&mut self, destination: &Arc<str>) -> bool {
+        let refusals = self.refusing.get_mut(destination);
+        refusals.is_some_and(|refusals| !std::mem::replace(&mut refusals.told, true))
+    }
+
+    /// The destination takes messages: whether it had refused.
+    pub(super) fn accepted(&mut self, destination: &Arc<str>) -> bool {
+        !self.refusing.is_empty() && self.refusing.remove(destination).is_some()
     }
 }
 

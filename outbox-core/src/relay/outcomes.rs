@@ -139,7 +139,10 @@ impl Pipeline {
             self.telemetry.created_to_ack.record(took as f64 / 1e6);
         }
         let destination = message.destination().clone();
-        self.destinations.accepted(&destination);
+        if self.destinations.accepted(&destination) {
+            let pipeline = self.worker.pipeline.name();
+            tracing::info!(pipeline, %destination, "a destination that refused takes messages");
+        }
         let ends_wait = message.event().is_waiting() || self.known.is_charged(handle);
         if message.event().holds_aggregate() || self.known.is_charged(handle) {
             // The table holds back what is behind it, unless a statement that got no answer has ended the wait.
@@ -170,7 +173,16 @@ impl Pipeline {
             FailureClass::Refused => {
                 let event = self.known.event(handle);
                 let policy = self.parts.retry.policy(event.event_type(), destination);
-                self.destinations.refused(destination, policy, outcome.began, now)
+                let refusals = self.destinations.refused(destination, policy, outcome.began, now);
+                if self.destinations.is_news(destination) {
+                    tracing::warn!(
+                        pipeline = self.worker.pipeline.name(),
+                        %destination,
+                        reason = %failure.reason,
+                        "a destination refuses: its aggregates wait and nothing is given up, others go on"
+                    );
+                }
+                refusals
             }
             _ => 0,
         };
@@ -326,7 +338,7 @@ impl EventLog {
     }
 }
 
-/// One line per failed event.
+/// One line per failed event; what waits for a destination that refuses has one line together.
 fn log_failure(
     pipeline: &str,
     event: &Event,
@@ -336,6 +348,19 @@ fn log_failure(
     reason: &str,
 ) {
     let log = EventLog::of(event);
+    if outcome == "refused" {
+        tracing::debug!(
+            pipeline,
+            id = %event.id(),
+            event_type = event.event_type(),
+            destination,
+            trace = log.trace,
+            correlation_id = log.correlation_id,
+            reason,
+            "an event waits for its destination"
+        );
+        return;
+    }
     tracing::warn!(
         pipeline,
         id = %event.id(),
