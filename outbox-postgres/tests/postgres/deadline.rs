@@ -98,5 +98,6 @@ async fn a_migration_has_a_time_limit_of_its_own() {
     let (one, other) = tokio::join!(one.migrate(), other.migrate());
     one.unwrap();
     other.unwrap();
-    outbox.store().join(&worker("w")).await.unwrap();
+    let patient = outbox.reconfigured(|config| config.with_statement_timeout(LEASE));
+    patient.store().join(&worker("w")).await.unwrap();
 }
